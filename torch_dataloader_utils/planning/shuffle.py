@@ -165,6 +165,7 @@ def stable_argsort(draw: Callable[[], npt.NDArray[np.uint64]]) -> npt.NDArray[np
     keyed.sort()
     differing = np.bitwise_xor(keyed[1:], keyed[:-1], out=scratch[1:])
     ties = np.flatnonzero(differing <= lowest) if differing.min() <= lowest else None
+    del scratch, differing  # the values may be drawn again
     keyed &= lowest
     order: npt.NDArray[np.intp] = keyed.view(np.int64).astype(np.intp, copy=False)
     if ties is not None:

@@ -321,8 +321,9 @@ class ShuffledScan(Scan):
         if size <= TOGETHER_BYTES:  # a copy of all columns at once is small
             return pc.take(whole, indices, boundscheck=False, memory_pool=memory_pool())
         names = whole.column_names
-        starts = range(0, len(names), max(1, len(names) * self._permuted_bytes // (self._helpers + 1) // size))
-        left = deque((start, whole.select(range(start, min(start + starts.step, len(names))))) for start in starts)
+        starts = starts_of_groups(whole, self._permuted_bytes // (self._helpers + 1))
+        groups = zip(starts, [*starts[1:], len(names)], strict=True)
+        left = deque((start, whole.select(range(start, stop))) for start, stop in groups)
         del whole
         permuted: dict[int, pa.Table] = {}
 
@@ -440,6 +441,18 @@ def _first(left: deque[T]) -> T | None:
         return left.popleft()
     except IndexError:
         return None
+
+
+def starts_of_groups(table: pa.Table, most: int) -> list[int]:
+    """Return where groups of neighbouring columns begin that take so many bytes at most, or have one column."""
+    starts, taken = [0], 0
+    for number, column in enumerate(table.columns):
+        size = column.get_total_buffer_size()
+        if number and taken + size > most:
+            starts.append(number)
+            taken = 0
+        taken += size
+    return starts
 
 
 def _packed(order: npt.NDArray[np.intp]) -> pa.Array:

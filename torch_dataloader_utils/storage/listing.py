@@ -19,6 +19,7 @@ from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.storage.filesystem import Storage
 from torch_dataloader_utils.storage.redaction import is_http, without_query
 from torch_dataloader_utils.storage.stored_file import StoredFile, etag_of
+from torch_dataloader_utils.storage.zip_archives import require_readable
 
 GLOB = r"[*?\[]"
 """The characters that make a path a pattern."""
@@ -57,6 +58,7 @@ def list_files(
         FileNotFoundError: If a location matches no file; the message says what was searched for.
         PermissionError: If a directory cannot be listed.
         ValueError: If a file is listed twice, also through a link, or a link leads back to a directory that holds it.
+        UnreadableFileError: If a file is in a zip archive that this Python reads wrongly.
     """
     storage.fs.invalidate_cache()
     found_at = []
@@ -67,6 +69,7 @@ def list_files(
     root = only.base if only else _common_directory(part.base for part in found_at)
     found = sorted((info for part in found_at for info in part.files), key=lambda info: str(info["name"]))
     _refuse_twice(storage, found)
+    require_readable(storage.fs, found, storage.display)
     files = sorted((_stored(storage, info, root) for info in found), key=lambda file: file.path)
     for one, other in itertools.pairwise(files):
         if one.path == other.path:

@@ -87,16 +87,16 @@ class _Errors(contextlib.AbstractContextManager[None]):
     ) -> None:
         if not isinstance(error, Exception) or isinstance(error, UnreadableFileError):
             return
-        clean = self.redactor.clean
-        text, where = printable(clean(str(error))), printable(clean(self.name()).replace("\n", "\\n"))
-        message = text if where in text else f"{where}: {type(error).__name__}: {text}"
-        kept_types: tuple[type[Exception], ...] = (FileNotFoundError, PermissionError, *self.kept)
-        raised = next((kept_type for kept_type in kept_types if isinstance(error, kept_type)), UnreadableFileError)
-        cleaned = raised(message)
+        clean, cleaned = self.redactor.clean, None
         try:
+            text, where = printable(clean(str(error))), printable(clean(self.name()).replace("\n", "\\n"))
+            message = text if where in text else f"{where}: {type(error).__name__}: {text}"
+            kept: tuple[type[Exception], ...] = (FileNotFoundError, PermissionError, *self.kept)
+            cleaned = next((kind for kind in kept if isinstance(error, kind)), UnreadableFileError)(message)
             raise cleaned from None
         finally:
-            cleaned.__context__ = None  # `from None` hides it only: logs and debuggers would show what is secret
+            if cleaned is not None:  # `from None` hides it only: logs and debuggers would show what is secret
+                cleaned.__context__ = None
             del cleaned, error, _traceback  # of this frame, which the raised error's traceback has
 
 

@@ -13,7 +13,6 @@ import fsspec
 from torch_dataloader_utils.storage import obstore_s3
 from torch_dataloader_utils.storage.obstore_options import options_of
 from torch_dataloader_utils.storage.redaction import Redactor
-from torch_dataloader_utils.storage.zip_archives import require_readable
 
 Client: TypeAlias = Literal["s3fs", "obstore", "obstore in other processes"]
 """What reads objects of S3: see `filesystem.Storage.for_urls`."""
@@ -27,7 +26,6 @@ def filesystem_of(urls: Sequence[str], options: Mapping[str, Any], redactor: Red
 
     Raises:
         ValueError: If they are on several storages.
-        UnreadableFileError: If they are in an archive that this Python reads wrongly.
     """
     first: Any = None
     locations = []
@@ -35,7 +33,6 @@ def filesystem_of(urls: Sequence[str], options: Mapping[str, Any], redactor: Red
         with redactor.errors(partial(str, url), ValueError, ImportError):
             # A filesystem may log in as it is made. The log of a table must not choose where to.
             fs, location = _locate(url, options) if _may_share(url, urls[0], options) else (None, "")
-            require_readable(fs)
         if first is None:
             first = fs
         if fs is None:

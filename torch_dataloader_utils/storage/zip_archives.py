@@ -5,24 +5,27 @@ from __future__ import annotations
 import functools
 import io
 import zipfile
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch_dataloader_utils.errors import UnreadableFileError
 
 
-def require_readable(fs: Any) -> None:
-    """Raise an UnreadableFileError for an archive that this Python reads wrongly; do nothing with other filesystems."""
+def require_readable(fs: Any, files: Iterable[Mapping[str, Any]], display: Callable[[str], str]) -> None:
+    """Raise an UnreadableFileError if some files are in an archive from which this Python reads them wrongly.
+
+    Args:
+        fs: fsspec's filesystem. Nothing is done with another one than that of zip archives.
+        files: What it knows of each file.
+        display: Returns the name of a file for messages.
+    """
     if type(fs).__module__ != "fsspec.implementations.zip" or not mixes_up_files():
         return
-    stored = next(
-        (info for info in fs.zip.infolist() if info.compress_type == zipfile.ZIP_STORED and info.file_size), None
-    )
+    stored = next((info["name"] for info in files if info.get("compress_type") == zipfile.ZIP_STORED), None)
     if stored is not None:
-        msg = f"the archive has {stored.filename!r} without compression. Of several such files that are read at a time "
-        msg += (
-            "this release of Python returns wrong bytes (https://github.com/python/cpython/issues/127847): use a later "
-        )
-        raise UnreadableFileError(f"{msg}one, compress the files in the archive, or unpack it")
+        msg = f"{display(stored)} is in the archive without compression. Of such files this release of Python returns "
+        msg += "wrong bytes where others are read at the same time (https://github.com/python/cpython/issues/127847): "
+        raise UnreadableFileError(f"{msg}use a later one, compress the files in the archive, or unpack it")
 
 
 @functools.cache
