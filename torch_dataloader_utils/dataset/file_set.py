@@ -26,6 +26,7 @@ from torch_dataloader_utils.planning.strategy import SplitStrategy
 from torch_dataloader_utils.storage.listing import GLOB, list_files
 from torch_dataloader_utils.storage.redaction import is_http, without_query
 from torch_dataloader_utils.storage.stored_file import StoredFile
+from torch_dataloader_utils.storage.zip_archives import require_readable
 
 
 class FileSet(ABC):
@@ -97,6 +98,7 @@ class PathSet(FileSet):
                 listing, known = list_files(storage, locations, self.format.suffixes, hint), None
             else:
                 listing, known = load_manifest(self.manifest, storage, locations)
+                require_readable(storage.fs, (file.location for file in listing.files), storage.display)
             paths = {file.path: file.path for file in listing.files}
             if is_hive(self.partitioning):
                 given = _GivenPaths(

@@ -67,9 +67,11 @@ COLUMNS_OF_A_THREAD = 8
 which are being made stay a small part of the shard."""
 
 PERMUTED_BYTES = 4 << 20
+"""Columns are permuted together up to so many bytes in all threads: after each call of Arrow a thread waits for
+Python's lock."""
+
 PERMUTED_SHARE = 32
-"""Columns are permuted together up to so many bytes in all threads, and up to this part (a 32nd) of the budget: after
-each call of Arrow a thread waits for Python's lock."""
+"""They take no more than this part (a 32nd) of the budget, either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,8 +319,7 @@ class ShuffledScan(Scan):
         whole = stacked(parts)
         parts.clear()
         meanwhile()
-        size = whole.get_total_buffer_size()
-        if size <= TOGETHER_BYTES:  # a copy of all columns at once is small
+        if whole.get_total_buffer_size() <= TOGETHER_BYTES:  # a copy of all columns at once is small
             return pc.take(whole, indices, boundscheck=False, memory_pool=memory_pool())
         names = whole.column_names
         starts = starts_of_groups(whole, self._permuted_bytes // (self._helpers + 1))

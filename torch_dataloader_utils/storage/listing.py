@@ -69,8 +69,8 @@ def list_files(
     root = only.base if only else _common_directory(part.base for part in found_at)
     found = sorted((info for part in found_at for info in part.files), key=lambda info: str(info["name"]))
     _refuse_twice(storage, found)
-    require_readable(storage.fs, found, storage.display)
     files = sorted((_stored(storage, info, root) for info in found), key=lambda file: file.path)
+    require_readable(storage.fs, (file.location for file in files), storage.display)
     for one, other in itertools.pairwise(files):
         if one.path == other.path:
             names = f"{storage.display(one.location)!r} and {storage.display(other.location)!r}"

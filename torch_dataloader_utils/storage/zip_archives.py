@@ -5,23 +5,23 @@ from __future__ import annotations
 import functools
 import io
 import zipfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch_dataloader_utils.errors import UnreadableFileError
 
 
-def require_readable(fs: Any, files: Iterable[Mapping[str, Any]], display: Callable[[str], str]) -> None:
+def require_readable(fs: Any, locations: Iterable[str], display: Callable[[str], str]) -> None:
     """Raise an UnreadableFileError if some files are in an archive from which this Python reads them wrongly.
 
     Args:
         fs: fsspec's filesystem. Nothing is done with another one than that of zip archives.
-        files: What it knows of each file.
+        locations: What it calls the files.
         display: Returns the name of a file for messages.
     """
     if type(fs).__module__ != "fsspec.implementations.zip" or not mixes_up_files():
         return
-    stored = next((info["name"] for info in files if info.get("compress_type") == zipfile.ZIP_STORED), None)
+    stored = next((each for each in locations if fs.info(each).get("compress_type") == zipfile.ZIP_STORED), None)
     if stored is not None:
         msg = f"{display(stored)} is in the archive without compression. Of such files this release of Python returns "
         msg += "wrong bytes where others are read at the same time (https://github.com/python/cpython/issues/127847): "
