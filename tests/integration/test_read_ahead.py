@@ -150,8 +150,8 @@ for number, (storage, limit, status) in enumerate([("local", 1, 0), ("local", "1
 
 def test_interpreters_end_with_an_unfinished_iterator(path):
     """Of local files with little and with much room, and of others; by no status of their own, and by another."""
-    # Since Python 3.12 os.fork warns where there are threads.
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", UNFINISHED, str(path)]
+    ignored = "ignore:This process (pid=:DeprecationWarning"  # of os.fork where there are threads, since Python 3.12
+    command = [sys.executable, "-W", ignored, "-c", UNFINISHED, str(path)]
     ended = subprocess.run(command, env=inherited(), capture_output=True, text=True, check=False, timeout=240)
     printed = ["15", "0 0", "15", "1 3", "15", "2 0"]
     assert (ended.returncode, ended.stdout.splitlines(), ended.stderr) == (0, printed, "")
