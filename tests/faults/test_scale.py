@@ -85,7 +85,7 @@ def reach(epoch: EpochState, share: float) -> None:
         position = int(share * len(stream.slices))
         left = stream.slices[position:]
         streams.append(stream._replace(position=position, rows_delivered=left[0].start + 1 if left else 0))
-    iteration.progress = replace(iteration.progress, streams=tuple(streams), batches_delivered=10)
+    iteration.progress = iteration.progress._replace(streams=tuple(streams), batches_delivered=10)
 
 
 @pytest.mark.parametrize("files", [2000, pytest.param(100_000, marks=[pytest.mark.soak, pytest.mark.timeout(600)])])

@@ -72,7 +72,7 @@ class Part:
         """Return the progress at the beginning of this part, when all parts before it are delivered."""
         if self.group is None:
             return progress.at(self.begin)
-        return replace(progress, restored=Restored(self.group, self.streams, self.begin.turn))
+        return progress._replace(restored=Restored(self.group, self.streams, self.begin.turn))
 
 
 def own_parts(progress: Progress) -> list[Part]:
@@ -123,14 +123,14 @@ def with_skips(progress: Progress, requests: Windows, schedule: Schedule | None)
     The schedule has the steps that are left; None where only reading tells which rows a step has.
     """
     if schedule is None or progress.restored is not None:
-        return replace(progress, skip_requests=requests)
+        return progress._replace(skip_requests=requests)
     skips = [skip for skip in progress.skips if skip.end.step <= progress.batches_delivered]
     for start, stop in requests:
         steps = range(max(start, schedule.steps.start), min(stop, schedule.steps.stop))
         if steps:
             begin, end = (_mark_at(progress, schedule, step) for step in (steps.start, steps.stop))
             skips.append(SkippedSteps(begin, end))
-    return replace(progress, skip_requests=requests, skips=tuple(skips))
+    return progress._replace(skip_requests=requests, skips=tuple(skips))
 
 
 def _mark_at(progress: Progress, schedule: Schedule, step: int) -> Mark:

@@ -114,9 +114,8 @@ class RemovedRows:
     delivered: ExcludedRows = NONE_EXCLUDED
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """The progress of a rank in an epoch.
+class Progress(NamedTuple):
+    """The progress of a rank in an epoch. Each batch makes one, as it makes a `StreamProgress`.
 
     Attributes:
         streams: One entry for each of the rank's streams. The streams of a worker turn are neighbours.
@@ -168,37 +167,22 @@ class Progress:
         restored = self.restored
         if restored is not None:
             restored = replace(restored, streams=_rebased(restored.streams))
-        return replace(self, streams=_rebased(self.streams), restored=restored)
+        return self._replace(streams=_rebased(self.streams), restored=restored)
 
     def advanced(self, receipt: Receipt) -> Progress:
         """Return the progress after a batch was delivered."""
-        streams, restored, turn = self.streams, self.restored, self.next_turn
-        if restored is None:
-            streams, turn = _at(streams, receipt), self._turn_after(receipt)
-        else:
-            following = _at(restored.streams, receipt)
-            restored = Restored(restored.number, following, self._turn_after(receipt))
-        return Progress(  # for each batch: `dataclasses.replace` takes several times as long
-            streams=streams,
-            next_turn=turn,
-            batches_delivered=self.batches_delivered + 1,
-            streams_per_turn=self.streams_per_turn,
-            baseline=self.baseline,
-            skip_requests=self.skip_requests,
-            skips=self.skips,
-            restores=self.restores,
-            restored=restored,
-            carried=self.carried,
-            carried_dropped=self.carried_dropped,
-            hashes=self._hashes_after(receipt),
-            removed=self.removed,
-        )
+        batches, turn, hashes = self.batches_delivered + 1, self._turn_after(receipt), self._hashes_after(receipt)
+        if self.restored is None:
+            streams = _at(self.streams, receipt)
+            return self._replace(streams=streams, next_turn=turn, batches_delivered=batches, hashes=hashes)
+        restored = Restored(self.restored.number, _at(self.restored.streams, receipt), turn)
+        return self._replace(restored=restored, batches_delivered=batches, hashes=hashes)
 
     def ended(self, receipt: Receipt) -> Progress:
         """Return the progress after a stream, or the streams of a worker turn, have ended."""
         if self.restored is None:
-            return replace(self, streams=_at(self.streams, receipt))
-        return replace(self, restored=replace(self.restored, streams=_at(self.restored.streams, receipt)))
+            return self._replace(streams=_at(self.streams, receipt))
+        return self._replace(restored=replace(self.restored, streams=_at(self.restored.streams, receipt)))
 
     def with_turn_restored(self, processes: int) -> Progress:
         """Return the progress for a loader which itself remembers the worker whose batch is next.
@@ -206,7 +190,7 @@ class Progress:
         StatefulDataLoader does: it loads states in its workers, and begins with the worker that it remembers.
         `processes` is the number of its workers.
         """
-        return replace(self, next_turn=self.steps_of_plan * processes % self.count_of_turns)
+        return self._replace(next_turn=self.steps_of_plan * processes % self.count_of_turns)
 
     def _turn_after(self, receipt: Receipt) -> int:
         return (receipt.stream // self.streams_per_turn + 1) % self.count_of_turns
@@ -239,7 +223,7 @@ class Progress:
 
     def without_skips(self) -> Progress:
         """Return the progress of the epoch's own steps, with none of them skipped."""
-        return replace(self, skip_requests=(), skips=(), restores=False, restored=None, carried=(), carried_dropped=())
+        return self._replace(skip_requests=(), skips=(), restores=False, restored=None, carried=(), carried_dropped=())
 
     @property
     def mark(self) -> Mark:
@@ -249,16 +233,16 @@ class Progress:
     def at(self, mark: Mark) -> Progress:
         """Return the progress at the beginning of a step that this iteration reaches."""
         streams = tuple(stream.at(place) for stream, place in zip(self.streams, mark.places, strict=True))
-        return replace(self, streams=streams, next_turn=mark.turn, batches_delivered=mark.step)
+        return self._replace(streams=streams, next_turn=mark.turn, batches_delivered=mark.step)
 
     def thrown_away(self, receipt: Receipt) -> Progress:
         """Return the progress after a batch that was read, because only that tells its rows, and not handed over."""
         streams, batches = _at(self.streams, receipt), self.batches_delivered + 1
-        passed = replace(self, streams=streams, next_turn=self._turn_after(receipt), batches_delivered=batches)
+        passed = self._replace(streams=streams, next_turn=self._turn_after(receipt), batches_delivered=batches)
         begin, before = self.mark, self.skips
         if before and before[-1].end.step == self.batches_delivered:
             begin, before = before[-1].begin, before[:-1]
-        return replace(passed, skips=(*before, SkippedSteps(begin, passed.mark)))
+        return passed._replace(skips=(*before, SkippedSteps(begin, passed.mark)))
 
     def rows_until(self, later: Progress) -> int:
         """Return the rows of the epoch's own steps between here and a later progress, where no filter drops any."""

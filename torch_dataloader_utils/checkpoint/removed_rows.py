@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -70,7 +69,7 @@ def with_removed(progress: Progress, rows: ExcludedRows, *, seed: int | None, ep
         return progress
     within = RowsWithin(new, seed=seed, epoch=epoch, is_exact=is_exact)
     delivered = known.delivered.union(_delivered(progress, within))
-    return replace(progress, removed=RemovedRows(known.rows.union(rows), delivered))
+    return progress._replace(removed=RemovedRows(known.rows.union(rows), delivered))
 
 
 def _delivered(progress: Progress, within: RowsWithin) -> ExcludedRows:

@@ -35,7 +35,7 @@ def place_skips(progress: Progress, states: Sequence[SavedState], topology: Topo
         begin = _own_places(progress, topology, saved, [skips.skips[number].begin.places for _, skips in saved])
         end = _own_places(progress, topology, saved, [skips.skips[number].end.places for _, skips in saved])
         skips.append(SkippedSteps(replace(skip.begin, places=begin), replace(skip.end, places=end)))
-    progress = replace(progress, skip_requests=first.steps, skips=tuple(skips), restores=first.restores)
+    progress = progress._replace(skip_requests=first.steps, skips=tuple(skips), restores=first.restores)
     for mark in (mark for skip in skips for mark in (skip.begin, skip.end)):
         _require_places(mark.places, progress.planned)
         if mark.turn >= progress.count_of_turns:
@@ -52,7 +52,7 @@ def with_carried(progress: Progress, topology: Topology, skipped_plan: Plan | No
     carried = () if skipped_plan is None else topology.own_streams(skipped_plan)
     balanced = None if skipped_plan is None else skipped_plan.balanced
     dropped = () if balanced is None or 0 not in topology.own_ranks else balanced.dropped
-    return replace(progress, carried=carried, carried_dropped=dropped, restores=skipped.restores)
+    return progress._replace(carried=carried, carried_dropped=dropped, restores=skipped.restores)
 
 
 def _in_common(skips: SavedSkips) -> tuple[object, ...]:
@@ -111,7 +111,7 @@ def _with_restored(progress: Progress, topology: Topology, saved: Saved) -> Prog
     own = _own_places(progress, topology, saved, places)
     _require_places(own, planned)
     streams = tuple(StreamProgress(slices, slices).at(place) for slices, place in zip(planned, own, strict=True))
-    return replace(progress, restored=Restored(restored.number, streams, restored.next_worker))
+    return progress._replace(restored=Restored(restored.number, streams, restored.next_worker))
 
 
 def _wrong(problem: str) -> ValueError:

@@ -313,10 +313,10 @@ class EpochState:
         if iteration is None:
             self.segments.skip(self.segment(self.epoch))
             if self.owner.loaded is not None:
-                self.owner.take_over("restore_skipped", self.epoch, replace(self.owner.loaded, restores=True))
+                self.owner.take_over("restore_skipped", self.epoch, self.owner.loaded._replace(restores=True))
             return
         is_first_call = not iteration.progress.restores
-        iteration.progress = replace(iteration.progress, restores=True)
+        iteration.progress = iteration.progress._replace(restores=True)
         steps = iteration.progress.skip_requests  # those that were requested since then are of the next iteration
         self.segments.skip(replace(self.segment(self.epoch), skipped=steps))
         if is_first_call and iteration.finished():  # also where this rank has skipped nothing: others may have
@@ -332,7 +332,7 @@ class EpochState:
         if iteration is None or (iteration.finished() and not iteration.leaves_restored):
             return
         progress = iteration.progress
-        if progress.restores and progress.restored is None and not replace(progress, restores=False).rows_left:
+        if progress.restores and progress.restored is None and not progress._replace(restores=False).rows_left:
             self.owner.take_over("restore_skipped", self.epoch, progress)
 
     @without_gc

@@ -164,7 +164,7 @@ class EpochPlans:
     def fresh(self, epoch: int) -> Progress:
         """Return the progress at the beginning of an epoch."""
         progress = Progress.fresh(self.topology.own_streams(self.plan(epoch)), self.topology.streams_per_turn)
-        return replace(progress, hashes=begun_hashes(self.topology) if self.read_options.fingerprint else None)
+        return progress._replace(hashes=begun_hashes(self.topology) if self.read_options.fingerprint else None)
 
     def ranks(self, epoch: int, baseline: DeliveredBaseline | None = None) -> list[Progress]:
         """Return the progress of all ranks at the beginning of a plan, where the topology is not virtual."""

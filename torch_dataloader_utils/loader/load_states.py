@@ -51,7 +51,7 @@ def load_strictly(states: Sequence[SavedState], plans: EpochPlans, *, adopts_num
             run = replace(run, topology=replace(run.topology, num_workers=states[0].num_workers))
         plans = plans.of_run(run)
         progress = _restored(states, run, plans)
-    progress = replace(progress, removed=loaded_removed(states, run, strict=True))
+    progress = progress._replace(removed=loaded_removed(states, run, strict=True))
     mixture = states[0].mixture
     plans = replace(plans, next_weights=None if mixture is None else mixture.next_weights)
     return LoadedEpoch(plans, _with_hashes(progress, states, plans, epoch, strict=True))
@@ -67,7 +67,7 @@ def load_elastically(
     merged = merge_states(states, run, on_changed_files=on_changed_files)
     run = replace(run, exclusions=loaded_exclusions(states, before, plans.opened_files, merged.changed))
     loaded = _planned_again(states, run, plans, merged)
-    progress = replace(loaded.progress, removed=loaded_removed(states, run, strict=False, changed=merged.changed))
+    progress = loaded.progress._replace(removed=loaded_removed(states, run, strict=False, changed=merged.changed))
     plans = replace(loaded.plans, next_weights=None)
     return LoadedEpoch(plans, _with_hashes(progress, states, plans, epoch, strict=False))
 
@@ -109,7 +109,7 @@ def _planned_again(states: Sequence[SavedState], run: Run, plans: EpochPlans, me
     progress = Progress.fresh(run.topology.own_streams(plan), run.topology.streams_per_turn, baseline)
     progress = with_carried(progress, run.topology, plans.plan_skipped(epoch, baseline))
     if plans.unknown_steps(epoch) is not None:
-        progress = replace(progress, skip_requests=requests_left(states[0], baseline))
+        progress = progress._replace(skip_requests=requests_left(states[0], baseline))
     return LoadedEpoch(plans, progress)
 
 
@@ -119,6 +119,6 @@ def _with_hashes(
     """Return a progress with the hashes of what was delivered before it, if the run has hashes."""
     if not plans.read_options.fingerprint:
         return progress
-    progress = replace(progress, hashes=loaded_hashes(states, plans.topology, is_strict=strict))
+    progress = progress._replace(hashes=loaded_hashes(states, plans.topology, is_strict=strict))
     warn_of_unknown_hashes(epoch, progress)
     return progress

@@ -50,7 +50,7 @@ class SkipRequests:
         """
         size, drop_last = options.batch_size, options.drop_last
         schedule = schedule_of(progress, size, quotas, drop_last=drop_last) if counts_rows else None
-        return replace(with_skips(progress, self.steps, schedule), restores=self.restores)
+        return with_skips(progress, self.steps, schedule)._replace(restores=self.restores)
 
     def require_none(self, progress: Progress) -> None:
         """Raise if steps are to be skipped or restored where worker processes of a plain DataLoader deliver them."""

@@ -78,7 +78,7 @@ def _half_of(plan: Plan, topology: Topology) -> Progress:
         StreamProgress(stream.planned, stream.slices, len(stream.slices) // 2, BATCH_SIZE if stream.slices else 0)
         for stream in progress.streams
     ]
-    return replace(progress, streams=tuple(streams), batches_delivered=1)
+    return progress._replace(streams=tuple(streams), batches_delivered=1)
 
 
 def _states(plan: Plan, run: Run) -> list[dict[str, Any]]:

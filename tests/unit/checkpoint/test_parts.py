@@ -47,7 +47,7 @@ def test_each_step_that_is_left_is_in_a_part_or_skipped_with_the_batch_that_it_h
     assert sorted([row for rows in in_parts for row in rows] + skipped) == sorted(left)
     assert len(in_parts) == len(skipping.skips_ahead) + 1
     assert skipping.batches(delivery.batch_size, drop_last=delivery.drop_last) == first + len(batches) - len(wanted)
-    restoring = replace(skipping, restores=True)
+    restoring = skipping._replace(restores=True)
     assert restoring.batches(delivery.batch_size, drop_last=delivery.drop_last) == first + len(batches)
     assert [_rows(delivery, part.slices) for part in restored_parts(restoring)] == [
         _rows(delivery, skip.slices(skipping.planned)) for skip in skipping.skips
