@@ -130,7 +130,7 @@ class AllColumns:
 
 def unified(files: Iterable[FileSchema]) -> Unified:
     """Return one schema for all files. Equal schemas should be one object: each object is examined once."""
-    fields: dict[str, pa.Field] = {}
+    types: dict[str, pa.DataType] = {}
     homes: dict[str, str] = {}
     problems: dict[str, str] = {}
     seen: dict[int, pa.Schema] = {}  # held, so that no other schema gets the same id
@@ -141,28 +141,30 @@ def unified(files: Iterable[FileSchema]) -> Unified:
         for name, count in Counter(file.schema.names).items():
             if count > 1:
                 problems[name] = f"stands {count} times in the schema of {file.path}, so it cannot be delivered by name"
-        for field in file.schema:
-            added = pa.field(field.name, delivered_type(field.type))
-            home = homes.setdefault(field.name, file.path)
-            known = fields.setdefault(field.name, added)
-            common = known if known is added or known.type == added.type else _common(known, added)
+        for name, stored in zip(file.schema.names, file.schema.types, strict=True):
+            home, dtype = homes.setdefault(name, file.path), delivered_type(stored)
+            known = types.setdefault(name, dtype)
+            if known is dtype or known == dtype:
+                continue
+            common = _common(known, dtype)
             if common is None:
-                problem = f"is {added.type} in {file.path} but {known.type} in {home}, which have no common type: "
+                problem = f"is {dtype} in {file.path} but {known} in {home}, which have no common type: "
                 problem += "write the files with one type, or choose `columns` without it"
-                problems.setdefault(field.name, problem)
-            fields[field.name] = common or known
-    return Unified(pa.schema(list(fields.values())), problems)
+                problems.setdefault(name, problem)
+            else:
+                types[name] = common
+    return Unified(pa.schema(list(types.items())), problems)
 
 
-def _common(known: pa.Field, field: pa.Field) -> pa.Field | None:
-    """Return a field of a type that both can be cast to; None also where pyarrow would change values silently."""
-    if _would_change_values(known.type, field.type):
+def _common(known: pa.DataType, dtype: pa.DataType) -> pa.DataType | None:
+    """Return a type that both can be cast to; None also where pyarrow would change values silently."""
+    if _would_change_values(known, dtype):
         return None
     try:
-        (common,) = pa.unify_schemas([pa.schema([known]), pa.schema([field])], promote_options="permissive")
+        common = pa.unify_schemas([pa.schema([("", known)]), pa.schema([("", dtype)])], promote_options="permissive")
     except (pa.ArrowException, TypeError):
         return None
-    return common
+    return common.types[0]
 
 
 def _would_change_values(dtype: pa.DataType, other: pa.DataType) -> bool:
@@ -215,8 +217,8 @@ def grew_out_of(dtype: pa.DataType, stored: pa.DataType) -> bool:
         return pa.types.is_timestamp(stored) and (dtype.tz is not None or stored.tz is None)  # INT96 has no time zone
     if not all(pa.types.is_integer(one) or pa.types.is_floating(one) for one in (dtype, stored)):
         return False
-    common = _common(pa.field("", dtype), pa.field("", stored))
-    return common is not None and common.type == dtype
+    common = _common(dtype, stored)
+    return common is not None and bool(common == dtype)
 
 
 def _parts_grew_out_of(dtype: pa.DataType, stored: pa.DataType) -> bool:
