@@ -77,6 +77,19 @@ def take(loaders: Sequence[Any], stops: Sequence[int]) -> tuple[list[int], list[
     return rows, [json.loads(json.dumps(loader.state_dict())) for loader in loaders]
 
 
+def take_up_to(loaders: Sequence[Any], most: int) -> list[list[tuple[list[int], Any]]]:
+    """Deliver up to so many batches of each rank; return the rows and the state of each moment, of each rank."""
+    moments = []
+    for loader in loaders:
+        rows: list[int] = []
+        moments.append([(rows, json.loads(json.dumps(loader.state_dict())))])
+        for batch in itertools.islice(loader, most):
+            rows = rows + rows_of(batch)
+            moments[-1].append((rows, json.loads(json.dumps(loader.state_dict()))))
+        moments[-1].append((rows, json.loads(json.dumps(loader.state_dict()))))  # the loader may know now that it ended
+    return moments
+
+
 def load(loaders: Sequence[Any], states: list[Any], **how: Any) -> None:
     for loader in loaders:
         loader.load_state_dict(states, **how)
@@ -99,8 +112,11 @@ def test_other_ranks_and_workers_deliver_what_is_left(path, topologies, order, k
     wanted = KEPT if kept == "filtered" else list(range(ROWS))
     options["batch_size"] = 12
     longest = len(wanted) // 12 // before[0] + 3
+    moments = take_up_to(all_ranks(path, *before, **options), longest)
     for stop in {*range(0, longest, every), longest - 1}:
-        rows, states = take(all_ranks(path, *before, **options), [max(0, stop - rank) for rank in range(before[0])])
+        stopped = [moments[rank][: max(0, stop - rank) + 1][-1] for rank in range(before[0])]
+        rows = [row for delivered, _ in stopped for row in delivered]
+        states = [state for _, state in stopped]
         others = all_ranks(path, *after, **options)
         load(others, states[::-1], strict=False)
         assert sorted(rows + rest(others)) == wanted, stop
@@ -138,8 +154,10 @@ def test_after_an_elastic_resume_strict_ones_deliver_the_same_batches_again(path
     for batch in loader:
         seen.append(rows_of(batch))
         saved.append(json.loads(json.dumps(loader.state_dict())))
+    again = all_ranks(path, 1, num_workers, **options, persistent_workers=num_workers > 0)[0]
     for number in stops(saved):
-        again = all_ranks(path, 1, num_workers, **options)[0]
+        if num_workers == 0:
+            again = all_ranks(path, 1, 0, **options)[0]  # elsewhere to start workers would take the time
         again.load_state_dict(saved[number])
         assert batches_of(again) == seen[number:]
         assert again.state_dict() == saved[-1]
@@ -221,6 +239,7 @@ def test_changed_files_are_no_business_of_a_strict_load(path):
 )
 def test_balanced_ranks_resume_with_the_same_batches_at_every_step(numbers, order, uneven, num_workers, every):
     options = {**ORDERS[order], "uneven_ranks": uneven, "batch_size": 9}
+    options["persistent_workers"] = num_workers > 0  # each rank loads several states
     for number, loader in enumerate(all_ranks(numbers, 5, num_workers, **options)):
         seen, states = [], [loader.state_dict()]
         for batch in loader:
@@ -423,11 +442,15 @@ def test_new_files_are_read_with_a_filter_too(own):
 def test_one_row_group_is_shared_by_ranks_and_by_what_is_left_of_it(tmp_path, uneven, num_workers, num_ranks, buffer):
     pq.write_table(pa.table({"value": range(40)}), tmp_path / "a.parquet")
     options = {"uneven_ranks": uneven, "shuffle": buffer is not None, "shuffle_buffer_size": buffer, "batch_size": 2}
-    loaders = all_ranks(tmp_path, num_ranks, num_workers, **options)
-    rows = Counter(rest(loaders))
+    rows, seen, states = Counter[int](), [], []
+    for loader in all_ranks(tmp_path, num_ranks, num_workers, **options):
+        iterator = iter(loader)
+        seen += rest([itertools.islice(iterator, 2)])
+        states.append(json.loads(json.dumps(loader.state_dict())))
+        rows.update(rest([iterator]))
+    rows.update(seen)
     assert 40 - len(rows) <= (num_ranks - 1 if uneven == "drop" else 0)
     assert rows.total() - len(rows) <= (num_ranks - 1 if uneven == "pad" else 0)
-    seen, states = take(all_ranks(tmp_path, num_ranks, num_workers, **options), [2] * num_ranks)
     loader = all_ranks(tmp_path, 1, num_workers, **options)[0]
     loader.load_state_dict(states, strict=False)
     both = Counter(seen + rest([loader]))
