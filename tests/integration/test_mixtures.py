@@ -72,7 +72,7 @@ def passes_of(root, **options: Any):
 def test_each_epoch_takes_the_next_rows_of_each_source_in_exact_shares(root, workers, shuffled):
     options = {} if shuffled else {"shuffle": False, "shuffle_buffer_size": None}
     sequences = passes_of(root, **options)
-    loader, dataset = open_mixture(root, num_workers=workers, **options)
+    loader, dataset = open_mixture(root, num_workers=workers, persistent_workers=workers > 0, **options)
     taken = Counter()
     for epoch in range(4):
         dataset.set_epoch(epoch)
@@ -118,8 +118,10 @@ def test_resumed_at_any_batch_equal_batches_follow(root, workers, stops):
     loader.set_epoch(0)
     loader.set_epoch(1)
     states += [json.loads(json.dumps(loader.state_dict())) for _ in loader]
+    resumed, _ = open_mixture(root, num_workers=workers, persistent_workers=workers > 0)
     for step in stops(states)[:: 1 if workers == 0 else 6]:
-        resumed, _ = open_mixture(root, num_workers=workers)
+        if workers == 0:
+            resumed, _ = open_mixture(root, num_workers=0)  # elsewhere to start workers would take the time
         resumed.load_state_dict(states[step])
         assert len(resumed) == 19
         assert [rows_of(batch) for batch in resumed] == whole[step:]

@@ -129,7 +129,7 @@ def test_stopped_at_every_batch_and_loaded_again_it_delivers_the_batches_to_come
     assert Counter(itertools.chain(*whole)) == wanted(makes)
     short = sum(len(batch) < 50 for batch in whole)
     assert short <= max(1, num_workers)
-    again = opened(path, makes, **options)
+    again = opened(path, makes, **options, persistent_workers=num_workers > 0)
     for number in stops(states):
         again.load_state_dict(states[number])
         assert [contents(batch) for batch in again] == whole[number:], number
@@ -146,15 +146,18 @@ def test_other_ranks_and_workers_deliver_what_is_left_after_every_stop(path, mak
     before, after = topologies
     has_workers = bool(before[1] + after[1])
     longest = wanted(makes).total() // 50 // before[0] + 3
+    moments = []  # of each rank: what was delivered so far, and the state
+    for one in all_ranks(path, makes, *before, **ORDERS[order]):
+        delivered: list[tuple[int, int]] = []
+        moments.append([(delivered, saved(one))])
+        for batch in itertools.islice(one, longest):
+            delivered = delivered + contents(batch)
+            moments[-1].append((delivered, saved(one)))
+        moments[-1].append((delivered, saved(one)))  # the loader may know now that it ended
     for stop in sorted({*range(0, longest, 4 if has_workers else every), longest - 1}):
-        loaders = all_ranks(path, makes, *before, **ORDERS[order])
-        rows = [
-            row
-            for rank, one in enumerate(loaders)
-            for batch in itertools.islice(one, max(0, stop - rank))
-            for row in contents(batch)
-        ]
-        states = list(map(saved, loaders))
+        stopped = [moments[rank][: max(0, stop - rank) + 1][-1] for rank in range(before[0])]
+        rows = [row for delivered, _ in stopped for row in delivered]
+        states = [state for _, state in stopped]
         others = all_ranks(path, makes, *after, **ORDERS[order])
         for one in others:
             one.load_state_dict(states, strict=False)
