@@ -92,7 +92,7 @@ def test_the_batches_that_were_to_come_follow(folder, name, every):
     run = old.STRICT[name]
     old.prepare_memory([run])
     for rank, kept in enumerate(read_states("strict", name)):
-        loader, dataset = open_rank(run, folder, rank)
+        loader, dataset = open_rank(run, folder, rank, persistent_workers="num_workers" in run.options)
         require_continued(loader, dataset, kept, slice(rank % every, None, every))
 
 
@@ -277,7 +277,7 @@ def test_a_virtual_topology_makes_the_steps_that_were_to_come(folder, name):
 def test_a_virtual_topology_makes_the_steps_that_were_to_come_by_workers(folder):
     name = "dropping, rows shuffled"
     kept = read_states("grids", name)
-    [loader] = group(old.GRIDS[name], folder, 1, batch_size=GLOBAL_BATCH, num_workers=2)
+    [loader] = group(old.GRIDS[name], folder, 1, batch_size=GLOBAL_BATCH, num_workers=2, persistent_workers=True)
     for delivered, states, _ in kept["saved"]:
         loader.load_state_dict(states)
         assert steps_of([loader]) == kept["steps"][delivered:]
