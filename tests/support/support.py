@@ -90,14 +90,15 @@ def delivered(iterable: Any) -> Counter[str]:
     return counts
 
 
-def examples(most: int, least: int = 20) -> settings:
+def examples(most: int, least: int = 20, part: int = 4) -> settings:
     """Have Hypothesis try so many examples in `make soak`, and about a quarter of them, always the same, elsewhere.
 
     Args:
         most: How many in `make soak`.
         least: How many elsewhere if a quarter is less.
+        part: Another part than a quarter: 8 is an eighth.
     """
-    few = min(most, max(least, most // 4))
+    few = min(most, max(least, most // part))
     return settings(max_examples=most if settings.get_current_profile_name() == "random" else few)
 
 
