@@ -29,7 +29,7 @@ from torch_dataloader_utils import (
 )
 from torch_dataloader_utils.dataset import counted_tokens
 
-LENGTH, LONGEST = 32, 2_000
+LENGTH, LONGEST = 32, 600
 WAYS = {
     "concat": {"strategy": "concat"},
     "concat, separator": {"strategy": "concat", "separator": -2},
@@ -40,7 +40,7 @@ WAYS = {
 ORDERS = {
     "in order": {},
     "shards shuffled": {"shuffle": True},
-    "rows shuffled": {"shuffle": True, "shuffle_buffer_size": 60},
+    "rows shuffled": {"shuffle": True, "shuffle_buffer_size": 36},
     "in rounds": {"shuffle": True, "shuffle_buffer_size": 7},
 }
 SOURCES = {"footers or documents": True, "length column": "num_tokens"}
@@ -51,9 +51,9 @@ ROWS_SHUFFLED = ORDERS["rows shuffled"]
 def document_lengths():
     """Documents of no token, of one, of many sequences; shards with none at all."""
     random = np.random.default_rng(3)
-    lengths = random.integers(0, 50, 150)
-    lengths[[5, 60, 61, 149]] = LONGEST - 1, 33, 32, 500
-    lengths[93:130] = 0
+    lengths = random.integers(0, 50, 90)
+    lengths[[5, 36, 37, 89]] = LONGEST - 1, 33, 32, 200
+    lengths[57:78] = 0
     return lengths
 
 
@@ -66,14 +66,14 @@ def dataset(tmp_path_factory):
     directory = tmp_path_factory.mktemp("documents")
     lengths = document_lengths()
     documents = documents_of(lengths)
-    for number, (first, stop) in enumerate([(0, 40), (40, 41), (41, 130), (130, 150)]):
+    for number, (first, stop) in enumerate([(0, 24), (24, 25), (25, 78), (78, 90)]):
         tokens = pa.array(documents[first:stop], pa.list_(pa.int32()))
         table = pa.table({"tokens": tokens, "num_tokens": lengths[first:stop]})
-        pq.write_table(table, directory / f"{number}.parquet", row_group_size=13)
+        pq.write_table(table, directory / f"{number}.parquet", row_group_size=8)
     return directory
 
 
-def open_packed(path, *, packing=None, num_workers=0, batch_size=3, count_tokens=True, split_rows=25, **options):  # noqa: ANN003
+def open_packed(path, *, packing=None, num_workers=0, batch_size=3, count_tokens=True, split_rows=15, **options):  # noqa: ANN003
     options = {"columns": ["tokens"], **options}
     loader, _ = StructuredDataset.create_dataloader(
         path,
@@ -173,7 +173,7 @@ def test_other_ranks_go_on_from_any_batch(dataset, way, uneven, num_workers):
     """2 ranks, stopped, are continued by 3, those by 1: every token once, for all that are left are planned again."""
     options = {"packing": WAYS[way], "uneven_ranks": uneven, "num_workers": num_workers, **ROWS_SHUFFLED}
     delivered, states = [], None
-    for ranks, stops in ((2, (5, 9)), (3, (4, 0, 6)), (1, (None,))):
+    for ranks, stops in ((2, (3, 5)), (3, (2, 0, 3)), (1, (None,))):
         saved = []
         for rank, stop in enumerate(stops):
             loader = open_packed(dataset, num_ranks=ranks, rank=rank, **options)
@@ -264,7 +264,7 @@ def test_skipped_steps_are_restored_on_other_ranks(dataset, way):
 def test_an_audit_counts_rows_of_whole_shards_as_done(dataset, order):
     """Also of those that give no sequence."""
     loader = open_packed(dataset, **ORDERS[order])
-    assert len(list(islice(loader, 40))) == 40
+    assert len(list(islice(loader, 20))) == 20
     found = audit(loader.state_dict(), dataset).total
     assert found.under_way + found.done + found.left == len(document_lengths())
     assert found.under_way > 0
@@ -302,7 +302,7 @@ def test_footers_tell_what_documents_that_are_cut_need(dataset, reads):
 @pytest.mark.parametrize("way", ["whole documents", "best fit"])
 def test_lengths_are_read_once_and_kept_in_the_manifest(dataset, reads, way, source, column):
     loader = open_packed(dataset, packing=WAYS[way], count_tokens=source)
-    groups = sum(-(-rows // 13) for rows in (40, 1, 89, 20))
+    groups = sum(-(-rows // 8) for rows in (24, 1, 53, 12))
     assert len(set(reads)) == len(reads) == groups
     assert {name for name, *_ in reads} == {column}
     manifest = loader.dataset.dump_manifest()

@@ -26,7 +26,7 @@ from torch_dataloader_utils import (
 )
 from torch_dataloader_utils.reading import packing as packing_module
 
-LENGTH, LONGEST = 32, 2_000
+LENGTH, LONGEST = 32, 600
 PADDING = -7
 WAYS = {
     "concat": {"strategy": "concat"},
@@ -37,7 +37,7 @@ WAYS = {
 ORDERS = {
     "in order": {},
     "shards shuffled": {"shuffle": True},
-    "rows shuffled": {"shuffle": True, "shuffle_buffer_size": 60},
+    "rows shuffled": {"shuffle": True, "shuffle_buffer_size": 36},
     "in rounds": {"shuffle": True, "shuffle_buffer_size": 7},
 }
 
@@ -45,9 +45,9 @@ ORDERS = {
 def document_lengths():
     """Documents of no token, of one, of many sequences; row groups with none at all."""
     random = np.random.default_rng(3)
-    lengths = random.integers(0, 50, 150)
-    lengths[[5, 60, 61, 149]] = LONGEST - 1, 33, 32, 500
-    lengths[100:120] = 0
+    lengths = random.integers(0, 50, 90)
+    lengths[[5, 36, 37, 89]] = LONGEST - 1, 33, 32, 200
+    lengths[60:74] = 0
     return lengths
 
 
@@ -56,16 +56,16 @@ def dataset(tmp_path_factory):
     directory = tmp_path_factory.mktemp("documents")
     lengths = document_lengths()
     documents = [[number * LONGEST + place for place in range(tokens)] for number, tokens in enumerate(lengths)]
-    for number, (first, stop) in enumerate([(0, 40), (40, 41), (41, 130), (130, 150)]):
+    for number, (first, stop) in enumerate([(0, 24), (24, 25), (25, 78), (78, 90)]):
         tokens = pa.array(documents[first:stop], pa.list_(pa.int32()))
-        pq.write_table(pa.table({"tokens": tokens}), directory / f"{number}.parquet", row_group_size=13)
+        pq.write_table(pa.table({"tokens": tokens}), directory / f"{number}.parquet", row_group_size=8)
     return directory
 
 
 def open_packed(dataset, *, outputs=("document_ids",), batch_size=3, num_workers=0, packing=None, **options):  # noqa: ANN003
     chosen = Packing("tokens", LENGTH, pad_value=PADDING, outputs=outputs, **(packing or {}))
     loader, _ = StructuredDataset.create_dataloader(
-        dataset, packing=chosen, batch_size=batch_size, num_workers=num_workers, split_rows=25, **options
+        dataset, packing=chosen, batch_size=batch_size, num_workers=num_workers, split_rows=15, **options
     )
     return loader
 
@@ -111,7 +111,7 @@ def test_other_ranks_and_workers_go_on_from_any_batch(dataset, way, order):
     """2 ranks, stopped, are continued by 3, those by 1, with other workers."""
     options = {"packing": WAYS[way], **ORDERS[order]}
     delivered, states = [], None
-    for ranks, stops in ((2, (5, 9)), (3, (4, 0, 6)), (1, (None,))):
+    for ranks, stops in ((2, (3, 4)), (3, (1, 0, 2)), (1, (None,))):
         saved = []
         for rank, stop in enumerate(stops):
             loader = open_packed(dataset, num_ranks=ranks, rank=rank, **options)
@@ -155,7 +155,7 @@ def test_a_state_of_other_packing_is_refused(dataset):
     for packing in (WAYS["best fit"], {"separator": 3}):
         with pytest.raises(CheckpointMismatchError, match="packing"):
             open_packed(dataset, packing=packing).load_state_dict(state)
-    plain, _ = StructuredDataset.create_dataloader(dataset, batch_size=3, num_workers=0, split_rows=25)
+    plain, _ = StructuredDataset.create_dataloader(dataset, batch_size=3, num_workers=0, split_rows=15)
     with pytest.raises(CheckpointMismatchError, match="packing"):
         plain.load_state_dict(state)
 
@@ -203,7 +203,7 @@ def test_an_audit_of_packed_sequences_counts_rows_of_whole_shards_as_done(datase
     found = audit(loader.state_dict(), dataset)
     assert (found.total.done, found.total.missing, found.total.twice) == (len(document_lengths()), 0, 0)
     loader = open_packed(dataset)
-    assert len(list(islice(loader, 40))) == 40
+    assert len(list(islice(loader, 20))) == 20
     found = audit(loader.state_dict(), dataset).total
     assert found.under_way + found.done + found.left == len(document_lengths())
     assert found.under_way > 0
