@@ -463,19 +463,33 @@ finally:
         assert "Traceback" not in done.stderr
 
 
-def test_a_closed_pipe_is_no_error(made):
-    command = f"{sys.executable} -m torch_dataloader_utils plan {made}/data --ranks 16 --workers 0 --json | head -n 1"
-    done = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", command], env=inherited(), capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "{\n", "")
+IN_COPIES = """
+import json, os, runpy, sys
+import pyarrow.parquet, torch_dataloader_utils.cli.commands.plan, torch_dataloader_utils.dataset.structured
+for output, *arguments in json.loads(sys.argv[1]):
+    if child := os.fork():  # to import once; a copy ends like any interpreter, for this is its main module
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=sys.stderr, flush=True)
+        continue
+    os.dup2(os.open(output, os.O_WRONLY), 1)
+    sys.argv[1:] = arguments
+    runpy.run_module("torch_dataloader_utils", run_name="__main__", alter_sys=True)
+"""
 
 
-def test_a_full_disk_is_said(tdu, made, tmp_path):
-    program = f"{sys.executable} -m torch_dataloader_utils plan {made}/data > /dev/full"
-    done = subprocess.run(["bash", "-c", program], env=inherited(), capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr == "tdu: standard output cannot be written: No space left on device\n"
+def test_a_closed_pipe_is_no_error_and_a_full_disk_is_said(made, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    commands = [
+        [str(pipe), "plan", f"{made}/data", "--ranks", "16", "--workers", "0", "--json"],
+        ["/dev/full", "plan", f"{made}/data"],
+    ]
+    ignored = "ignore:This process (pid=:DeprecationWarning"  # of os.fork where there are threads, since Python 3.12
+    program = [sys.executable, "-W", ignored, "-c", IN_COPIES, json.dumps(commands)]
+    with subprocess.Popen(["head", "-n", "1", str(pipe)], stdout=subprocess.PIPE, text=True) as head:
+        done = subprocess.run(program, env=inherited(), capture_output=True, text=True, check=False, timeout=240)
+        assert head.communicate() == ("{\n", None)
+    said = ["0", "tdu: standard output cannot be written: No space left on device", "2"]
+    assert (done.returncode, done.stdout, done.stderr.splitlines()) == (0, "", said)
 
 
 def test_ctrl_c_ends_a_command_as_it_ends_others(tmp_path):
@@ -521,28 +535,19 @@ def test_colours_and_boxes_are_drawn_on_a_terminal_alone_and_colours_not_against
 
 WITHOUT_EXTRA = """
 import sys
+for name in [name for name in sys.modules if name.partition(".")[0] in ("rich", "shtab")]:
+    del sys.modules[name]
 sys.modules |= {"rich": None, "shtab": None}  # as if they were not there
-from torch_dataloader_utils.cli.main import main
-main()
 """
 
 
-def test_without_the_extra_a_terminal_gets_plain_text_and_completion_says_what_to_install(made):
-    opened = Terminal()
-    program = [sys.executable, "-c", WITHOUT_EXTRA]
-    plan = [*program, "plan", str(made / "data")]
-    done = subprocess.run(plan, env=inherited(), stdout=opened.file, stderr=subprocess.PIPE, text=True, check=False)
-    drawn = "\n".join(opened.lines())
-    opened.file.close()
-    assert (done.returncode, done.stderr) == (0, "")
+def test_without_the_extra_a_terminal_gets_plain_text_and_completion_says_what_to_install(made, tmp_path):
+    tdu = Commands(tmp_path, WITHOUT_EXTRA)
+    drawn = on_terminal(tdu, "plan", made / "data")
     assert "Balance" in drawn
     assert "╭" not in drawn
     assert "\x1b" not in drawn
-    done = subprocess.run(
-        [*program, "completion", "bash"], env=inherited(), capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "pip install shtab" in done.stderr
+    assert "pip install shtab" in tdu.fails("completion", "bash")
 
 
 def test_bash_completes_commands_and_options(tdu, tmp_path):

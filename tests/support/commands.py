@@ -52,11 +52,12 @@ class Commands:
 
     Args:
         directory: For what they write to standard output and standard error.
+        before: A program that each of these processes runs before the command.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, before: str = "") -> None:
         self._directory = directory
-        (directory / "command.py").write_text(PROGRAM, encoding="utf-8")
+        (directory / "command.py").write_text(before + PROGRAM, encoding="utf-8")
 
     def __call__(self, *arguments: Any, **environment: str) -> Done:
         """Run a command. It says at most three lines on standard error, and none is a traceback or a secret."""
