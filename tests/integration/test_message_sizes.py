@@ -17,7 +17,7 @@ from torch_dataloader_utils.workers.message_size import GROWTH, MessageSizer
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 
-FILES = ((2400, 2400), (10, 10), (1500, 100), (400, 400), (9, 3), (1200, 1200))
+FILES = ((1200, 1200), (10, 10), (750, 50), (200, 200), (9, 3), (600, 600))
 """Row groups that cannot be parted: streams of very different lengths."""
 
 
@@ -37,7 +37,7 @@ def turns(streams: list[list[Any]]) -> list[Any]:
 
 
 def slow_at_times(batch: Any) -> Any:
-    if rows_of(batch)[0] % 1600 == 0:
+    if rows_of(batch)[0] % 800 == 0:
         time.sleep(0.02)
     return batch
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -43,16 +44,24 @@ def rows_table(first: int, rows: int) -> pa.Table:
     return pa.table({"value": values, "score": values / 7, "name": words, "with.dot": values * 2})
 
 
-@pytest.fixture
-def data(tmp_path):
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Files that tests read."""
+    directory = tmp_path_factory.mktemp("stripes")
     first = 0
     for name in ("a", "b"):
         tables = []
         for rows in STRIPES:
             tables.append(rows_table(first, rows))
             first += rows
-        write_stripes(tmp_path / f"{name}.orc", tables)
-    return tmp_path
+        write_stripes(directory / f"{name}.orc", tables)
+    return directory
+
+
+@pytest.fixture
+def own(data, tmp_path):
+    """Files that a test may change."""
+    return Path(shutil.copytree(data, tmp_path / "own"))
 
 
 def stripes_of(directory: Path) -> list[int]:
@@ -230,18 +239,18 @@ def test_what_is_no_orc_file_is_an_error_that_names_it(tmp_path, case):
         read_all(tmp_path / "a.orc")
 
 
-def test_files_without_rows_and_without_stripes_are_part_of_the_dataset(data):
-    write_stripes(data / "0.orc", [rows_table(0, 0)])
-    loader, _ = open_loader(data, format="orc")
+def test_files_without_rows_and_without_stripes_are_part_of_the_dataset(own):
+    write_stripes(own / "0.orc", [rows_table(0, 0)])
+    loader, _ = open_loader(own, format="orc")
     assert all_rows_of(loader) == list(range(2 * sum(STRIPES)))
 
 
-def test_a_file_that_is_gone_or_written_again_when_it_is_read_is_an_error_that_names_it(data):
-    loader, _ = open_loader(data, format="orc")
-    write_stripes(data / "b.orc", [rows_table(0, 9)])
+def test_a_file_that_is_gone_or_written_again_when_it_is_read_is_an_error_that_names_it(own):
+    loader, _ = open_loader(own, format="orc")
+    write_stripes(own / "b.orc", [rows_table(0, 9)])
     with pytest.raises(UnreadableFileError, match=r"b\.orc"):
         list(loader)
-    (data / "b.orc").unlink()
+    (own / "b.orc").unlink()
     with pytest.raises(FileNotFoundError, match=r"b\.orc"):
         list(loader)
 
