@@ -134,9 +134,10 @@ def test_what_cannot_be_pickled_is_an_error_after_all_batches_before_it(tmp_path
 
 
 UNFINISHED = """
-import os, sys
+import gc, os, sys
 from ranged import ranged
 from support import open_loader, rows_of
+gc.freeze()  # what was imported: to look through it takes most of the time of an interpreter's end
 for number, (storage, limit, status) in enumerate([("local", 1, 0), ("local", "1GiB", 3), ("remote", 50_000, 0)]):
     if child := os.fork():  # to import once; a copy ends like any interpreter, for this is its main module
         print(number, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)

@@ -7,6 +7,7 @@ import decimal
 import functools
 import math
 import re
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -209,10 +210,14 @@ class WrittenFiles:
         except (pa.ArrowException, NotImplementedError):
             self.directory = None
 
+    @functools.cached_property
+    def as_read(self) -> pa.Table:
+        """The table, as pyarrow reads it."""
+        return self.table if self.directory is None else pq.read_table(self.directory / "a.parquet")
+
     def correct(self, *, listed: bool) -> list[Any]:
         """What pyarrow reads of the file: as it becomes Python lists, or with times as integers."""
-        table = self.table if self.directory is None else pq.read_table(self.directory / "a.parquet")
-        return [row for chunk in table["x"].chunks for row in rows_of(chunk, listed=listed)]
+        return [row for chunk in self.as_read["x"].chunks for row in rows_of(chunk, listed=listed)]
 
     def batches(self, **options: Any) -> list[Any]:
         """Deliver it."""
@@ -223,6 +228,17 @@ class WrittenFiles:
         delivery = ColumnTransform.of(self.table.schema, choices)
         sizes = [min(4, len(self.table) - start) for start in range(0, len(self.table), 4)]
         return list(split(convert(delivery.apply(self.table), delivery), sizes))
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[pa.DataType, bool], WrittenFiles]:
+    """Write a column of a type, without nulls or with some: once for all output formats."""
+
+    @functools.cache
+    def write(kind: pa.DataType, nulls: bool) -> WrittenFiles:
+        return WrittenFiles(tmp_path_factory.mktemp("column"), example(kind, nulls=nulls))
+
+    return write
 
 
 def rows_of(values: pa.Array, *, listed: bool) -> list[Any]:
@@ -337,9 +353,9 @@ def test_the_table_has_a_row_for_each_type_that_is_tested_here():
 @pytest.mark.parametrize("output_format", FORMATS)
 @pytest.mark.parametrize(("row", "replacements", "kind"), CASES)
 def test_a_type_is_delivered_as_the_table_says_with_the_values_that_pyarrow_reads(
-    tmp_path, row, replacements, kind, output_format
+    written, row, replacements, kind, output_format
 ):
-    source = WrittenFiles(tmp_path, example(kind, nulls=False))
+    source = written(kind, False)
     batches = source.batches(output_format=output_format)
     cell = cell_for(row, replacements, output_format)
     for batch in batches:
@@ -404,10 +420,10 @@ def can_be_filled(kind: pa.DataType) -> bool:
 
 @pytest.mark.parametrize("output_format", FORMATS)
 @pytest.mark.parametrize(("row", "replacements", "kind"), CASES)
-def test_nulls_are_what_the_table_says_and_what_is_chosen(tmp_path, row, replacements, kind, output_format):
+def test_nulls_are_what_the_table_says_and_what_is_chosen(written, row, replacements, kind, output_format):
     if IS_OLD and pa.types.is_union(kind):
         pytest.skip("this pyarrow does not tell nulls in unions")
-    source = WrittenFiles(tmp_path, example(kind, nulls=True))
+    source = written(kind, True)
     says = TABLE[row][-1].split(" / ")
     without_a_choice = "`None`" if output_format in ("dict", "arrow") else says[-1 if output_format == "numpy" else 0]
     if without_a_choice == "choose":
