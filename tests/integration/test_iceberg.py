@@ -231,11 +231,16 @@ def pitted(tmp_path_factory) -> Path:
     return directory
 
 
+@pytest.fixture(scope="module")
+def ids(pitted) -> list[int]:
+    """The rows that are left, as pyiceberg reads them, in order: files are in the order of their ids."""
+    return sorted(table_of(pitted, "db.numbers").scan().to_arrow()["id"].to_pylist())
+
+
 @pytest.mark.parametrize("reading", READING)
 @pytest.mark.parametrize("expression", [None, FIELD("id") > 33], ids=["all", "some"])
-def test_row_ids_count_the_rows_that_are_left_however_they_are_read(pitted, reading, expression):
-    ids = table_of(pitted, "db.numbers").scan().to_arrow()["id"].to_pylist()
-    row_of = {one: row for row, one in enumerate(sorted(ids))}  # files are in the order of their ids
+def test_row_ids_count_the_rows_that_are_left_however_they_are_read(pitted, ids, reading, expression):
+    row_of = {one: row for row, one in enumerate(ids)}
     loader, dataset = open_table(pitted, "db.numbers", filters=expression, row_id_column="row", **READING[reading])
     found = [pair for batch in loader for pair in zip(batch["id"], batch["row"], strict=True)]
     kept = [one for one in ids if expression is None or one > 33]
@@ -245,8 +250,7 @@ def test_row_ids_count_the_rows_that_are_left_however_they_are_read(pitted, read
 
 
 @pytest.mark.parametrize("reading", READING)
-def test_rows_are_excluded_by_their_numbers_without_deleted_rows(pitted, reading):
-    ids = sorted(table_of(pitted, "db.numbers").scan().to_arrow()["id"].to_pylist())
+def test_rows_are_excluded_by_their_numbers_without_deleted_rows(pitted, ids, reading):
     loader, dataset = open_table(pitted, "db.numbers", batch_size=9, **READING[reading])
     as_planned = [batch["id"] for batch in loader]
     files = {file: rows for file, *_, rows in dataset.state_dict()["files"]}
@@ -288,8 +292,7 @@ def test_workers_resume_at_every_batch(pitted):
 
 
 @pytest.mark.filterwarnings("ignore::torch_dataloader_utils.UnevenRanksWarning")
-def test_ranks_share_the_rows_that_are_left_and_resume_under_another_number(pitted):
-    ids = sorted(table_of(pitted, "db.numbers").scan().to_arrow()["id"].to_pylist())
+def test_ranks_share_the_rows_that_are_left_and_resume_under_another_number(pitted, ids):
     found, states = [], []
     options = {"split_rows": 10, "batch_size": 7}
     for rank in range(2):

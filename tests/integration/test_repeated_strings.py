@@ -22,7 +22,7 @@ from torch_dataloader_utils.columns.shared import Shared, shared
 from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.formats.parquet.codec import ParquetLayout
 
-ROWS, GROUP = 400, 100
+ROWS, GROUP = 120, 30
 COLORS = ["red", "green", "blue"]
 KINDS = {"few": 3, "many": 4 * ROWS}
 """How many values there are in the color columns of a file; with many, no two rows have the same."""
@@ -70,13 +70,13 @@ def delivered(loader: Any) -> Iterator[dict[str, Any]]:
 @pairwise(
     kinds=[("few",), ("many",), ("few", "many"), ("many", "few", "few")],
     workers=[0, 2],
-    buffer=[None, 1, 150, 10_000],
+    buffer=[None, 1, 45, 10_000],
     output=[(kind, size) for kind in ("torch", "numpy", "dict") for size in (7, 1_000)],
 )
 def test_every_row_has_its_own_values(tmp_path, kinds, workers, buffer, output):
     expected = write_files(tmp_path, *kinds)
     shuffle = {} if buffer is None else {"shuffle": True, "shuffle_buffer_size": buffer}
-    options = {"output_format": output[0], "batch_size": output[1], "read_ahead_bytes": 3_000 if buffer else 100_000}
+    options = {"output_format": output[0], "batch_size": output[1], "read_ahead_bytes": 900 if buffer else 30_000}
     loader, _ = open_loader(tmp_path, row_id_column=None, num_workers=workers, **shuffle, **options)
     rows = list(delivered(loader))
     if not (shuffle or workers):
@@ -279,7 +279,7 @@ def test_values_that_few_rows_have_are_not_copied_for_the_others(tmp_path, monke
 
     monkeypatch.setattr(convert, "shared", noted)
     for options in ({}, {"shuffle": True, "shuffle_buffer_size": 20_000}):
-        loader, _ = open_loader(tmp_path, row_id_column=None, **options)
+        loader, _ = open_loader(tmp_path, row_id_column=None, batch_size=500, **options)
         assert sum(len(value) for batch in loader for value in batch["a"]) == sum(map(len, texts))
     assert sum(made) <= 4 * len(texts)
 
