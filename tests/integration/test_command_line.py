@@ -464,8 +464,9 @@ finally:
 
 
 IN_COPIES = """
-import json, os, runpy, sys
+import gc, json, os, runpy, sys
 import pyarrow.parquet, torch_dataloader_utils.cli.commands.plan, torch_dataloader_utils.dataset.structured
+gc.freeze()  # what was imported: to look through it takes most of the time of an interpreter's end
 for output, *arguments in json.loads(sys.argv[1]):
     if child := os.fork():  # to import once; a copy ends like any interpreter, for this is its main module
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=sys.stderr, flush=True)

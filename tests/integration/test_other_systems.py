@@ -133,7 +133,7 @@ def test_a_worker_that_is_killed_is_named_and_no_row_is_lost(path, seen):
 
 
 KILLED = """
-import os, signal, sys
+import gc, os, signal, sys
 del os.memfd_create  # in spawned workers as well
 from support import all_rows_of, open_loader
 
@@ -148,6 +148,7 @@ def job(path, start, end):
 
 if __name__ == "__main__":
     path, start = sys.argv[1:]
+    gc.freeze()  # what was imported: to look through it takes most of the time of an interpreter's end
     for end in ("killed", "finished"):
         if not (child := os.fork()):  # to import once; a copy ends like any interpreter, for this is its main module
             job(path, start, end)

@@ -82,6 +82,14 @@ def take(batches: Any, count: int) -> list[list[int]]:
     return [rows_of(batch) for batch in itertools.islice(batches, count)]
 
 
+def whole_epoch(loader: Any, stop: int) -> tuple[list[list[int]], dict[str, Any]]:
+    """Return the row ids of an epoch's batches, and the state after so many of them."""
+    batches = iter(loader)
+    first = take(batches, stop)
+    state = loader.state_dict()
+    return first + batches_of(batches), state
+
+
 # torch's DataLoader: rows ------------------------------------------------------------------------------------------
 
 
@@ -277,10 +285,7 @@ def test_set_epoch_reaches_plain_workers(data, orders, options, made_with):
 def test_a_state_loaded_before_a_plain_loader_starts_is_continued_once(data, options):
     own, saved_from = open_loader(data, batch_size=8, num_workers=2, **ROWS_SHUFFLED)
     saved_from.set_epoch(2)
-    whole = batches_of(own)
-    take(iter(own), 6)
-    state = own.state_dict()
-
+    whole, state = whole_epoch(own, 6)
     dataset = open_dataset(data, num_workers=2, **ROWS_SHUFFLED)
     loader = plain(dataset, 2, **options)
     dataset.load_state_dict(state)
@@ -293,10 +298,9 @@ def test_a_state_loaded_before_a_plain_loader_starts_is_continued_once(data, opt
 @pytest.mark.parametrize("stop", [1, 4, 5])
 def test_a_state_loaded_before_a_plain_loader_starts_is_continued_in_order_from_any_worker(data, stop):
     own, _ = open_loader(data, batch_size=8, num_workers=3)
-    whole = batches_of(own)
-    take(iter(own), stop)
+    whole, state = whole_epoch(own, stop)
     dataset = open_dataset(data, num_workers=3)
-    dataset.load_state_dict(own.state_dict())
+    dataset.load_state_dict(state)
     rest = batches_of(plain(dataset, 3))
     assert sorted(itertools.chain(*rest)) == sorted(itertools.chain(*whole[stop:]))
     assert rest == whole[stop:]
@@ -304,10 +308,9 @@ def test_a_state_loaded_before_a_plain_loader_starts_is_continued_in_order_from_
 
 def test_a_state_loaded_before_is_continued_by_the_first_iterator_alone_though_that_is_abandoned(data):
     own, _ = open_loader(data, batch_size=8, num_workers=2)
-    whole = batches_of(own)
-    take(iter(own), 4)
+    whole, state = whole_epoch(own, 4)
     dataset = open_dataset(data, num_workers=2)
-    dataset.load_state_dict(own.state_dict())
+    dataset.load_state_dict(state)
     loader = plain(dataset, 2, **FORK)
     assert take(iter(loader), 2) == whole[4:6]
     assert batches_of(loader) == whole
@@ -334,9 +337,7 @@ def test_a_state_of_another_number_of_workers_is_refused_by_plain_workers_with_b
 
 def test_a_state_loaded_after_persistent_plain_workers_started_is_refused_and_not_forgotten(data):
     own, _ = open_loader(data, batch_size=8, num_workers=2)
-    whole = batches_of(own)
-    take(iter(own), 4)
-    state = own.state_dict()
+    whole, state = whole_epoch(own, 4)
     dataset = open_dataset(data, num_workers=2)
     loader = plain(dataset, 2, **FORK, **KEPT)
     assert batches_of(loader) == whole
