@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import pyarrow.compute as pc
 import pytest
-import torch
 from jobs.forked import run_forked
 from jobs.ranks import run_ranks
-from support import open_loader, skip_unless_installed, write_dataset
+from support import skip_unless_installed, write_dataset
 
 from torch_dataloader_utils import audit
 from torch_dataloader_utils.distributed import read_states
@@ -51,30 +50,38 @@ def run(directory: Path, name: str, ranks: int, options: dict[str, Any], checkpo
     return [json.loads((directory / f"{name}-{rank}.json").read_text()) for rank in range(ranks)]
 
 
-def test_a_data_module_is_mixed_in_in_front_of_one_that_exists_too(tmp_path: Path):
+MIXING = """
+import lightning, pytest, torch
+from support import open_loader
+from torch_dataloader_utils.integrations.lightning import ResumableDataModuleMixin
+
+class Existing(lightning.LightningDataModule):
+    def train_dataloader(self):
+        made = [open_loader("data")[0] for _ in range(2)]
+        return {"first": made[0], "both": [made[1], torch.utils.data.DataLoader([1, 2])]}
+
+class Rows(ResumableDataModuleMixin, Existing):
+    pass
+
+class Changed(Rows):
+    def train_dataloader(self):
+        return super().train_dataloader()["first"]
+
+loaders = Rows().train_dataloader()
+wrapped = [type(loader).__name__ for loader in (loaders["first"], *loaders["both"], Changed().train_dataloader())]
+assert wrapped == ["ResumableLoader", "ResumableLoader", "DataLoader", "ResumableLoader"], wrapped
+with pytest.raises(TypeError, match="Alone"):
+
+    class Alone(ResumableDataModuleMixin):
+        pass
+"""
+"""Data modules with the mixin. Like all that follows, a process runs it that is forked where Lightning is imported."""
+
+
+def test_a_data_module_is_mixed_in_in_front_of_one_that_exists_too(tmp_path: Path, monkeypatch):
     write_dataset(tmp_path / "data", FILES)
-    module = pytest.importorskip("torch_dataloader_utils.integrations.lightning")
-    base = pytest.importorskip("lightning").LightningDataModule
-
-    class Existing(base):
-        def train_dataloader(self) -> Any:
-            made = [open_loader(tmp_path / "data")[0] for _ in range(2)]
-            return {"first": made[0], "both": [made[1], torch.utils.data.DataLoader([1, 2])]}
-
-    class Rows(module.ResumableDataModuleMixin, Existing):
-        """Nothing of its own."""
-
-    class Changed(Rows):
-        def train_dataloader(self) -> Any:
-            return super().train_dataloader()["first"]
-
-    loaders = Rows().train_dataloader()
-    wrapped = [type(loader).__name__ for loader in (loaders["first"], *loaders["both"], Changed().train_dataloader())]
-    assert wrapped == ["ResumableLoader", "ResumableLoader", "DataLoader", "ResumableLoader"]
-    with pytest.raises(TypeError, match="Alone"):
-
-        class Alone(module.ResumableDataModuleMixin):
-            """No data module."""
+    monkeypatch.chdir(tmp_path)
+    run_forked(MIXING, tmp_path)
 
 
 @pytest.mark.parametrize("cell", [pytest.param(cell, marks=() if cell in SHORT else soak) for cell in CELLS])
@@ -101,52 +108,80 @@ def test_the_batch_whose_step_failed_is_trained_on_after_the_checkpoint_of_the_f
     assert resumed["on_exception.ckpt"]["batches"] == whole["None"]["batches"][4:]
 
 
-def test_a_loader_of_unknown_length_is_trained_on_again_from_the_beginning(tmp_path: Path):
+AGAIN = """
+import lightning
+import pyarrow.compute as pc
+from support import open_loader
+from torch_dataloader_utils.integrations.lightning import ResumableLoader
+
+loader = ResumableLoader(open_loader("data", filters=pc.field("value") >= 100, shuffle=True)[0])
+trained = []
+
+class Model(lightning.LightningModule):
+    automatic_optimization = False
+
+    def training_step(self, batch, number):
+        trained.append((self.current_epoch, batch["value"].tolist()))
+
+    def configure_optimizers(self):
+        return None
+
+quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+for _ in range(2):
+    lightning.Trainer(max_epochs=2, enable_model_summary=False, **quiet).fit(Model(), loader)
+half = len(trained) // 2
+assert trained[:half] == trained[half:], trained
+assert half > 2
+"""
+
+
+def test_a_loader_of_unknown_length_is_trained_on_again_from_the_beginning(tmp_path: Path, monkeypatch):
     write_dataset(tmp_path / "data", FILES)
-    lightning = pytest.importorskip("lightning")
-    module = pytest.importorskip("torch_dataloader_utils.integrations.lightning")
-    loader = module.ResumableLoader(open_loader(tmp_path / "data", filters=pc.field("value") >= 100, shuffle=True)[0])
-    trained: list[Any] = []
-
-    class Model(lightning.LightningModule):
-        automatic_optimization = False
-
-        def training_step(self, batch: Any, _number: int) -> None:
-            trained.append((self.current_epoch, batch["value"].tolist()))
-
-        def configure_optimizers(self) -> None:
-            return None
-
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
-    for _ in range(2):
-        lightning.Trainer(max_epochs=2, enable_model_summary=False, **quiet).fit(Model(), loader)
-    half = len(trained) // 2
-    assert trained[:half] == trained[half:]
-    assert half > 2
+    monkeypatch.chdir(tmp_path)
+    run_forked(AGAIN, tmp_path)
 
 
-def test_a_loader_that_is_not_wrapped_is_refused_by_the_first_checkpoint(tmp_path: Path):
+NOT_WRAPPED = """
+import pytest
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
+from support import open_loader
+from torch_dataloader_utils.integrations.lightning import ResumableLoader
+
+loader, _ = open_loader("data")
+with pytest.raises(TypeError, match=r"ResumableLoader\\(loader\\)"):
+    CombinedLoader(loader)._state_dicts()
+wrapped = ResumableLoader(loader)
+assert [list(state) for state in CombinedLoader(wrapped)._state_dicts()] == [["ranks"]]
+with pytest.raises(ValueError, match="saved without ResumableLoader"):
+    wrapped.load_state_dict(loader.state_dict())
+"""
+
+
+def test_a_loader_that_is_not_wrapped_is_refused_by_the_first_checkpoint(tmp_path: Path, monkeypatch):
     write_dataset(tmp_path / "data", FILES)
-    combined = pytest.importorskip("lightning.pytorch.utilities.combined_loader").CombinedLoader
-    module = pytest.importorskip("torch_dataloader_utils.integrations.lightning")
-    loader, _ = open_loader(tmp_path / "data")
-    with pytest.raises(TypeError, match=r"ResumableLoader\(loader\)"):
-        combined(loader)._state_dicts()
-    wrapped = module.ResumableLoader(loader)
-    assert [list(state) for state in combined(wrapped)._state_dicts()] == [["ranks"]]
-    with pytest.raises(ValueError, match="saved without ResumableLoader"):
-        wrapped.load_state_dict(loader.state_dict())
+    monkeypatch.chdir(tmp_path)
+    run_forked(NOT_WRAPPED, tmp_path)
 
 
-def test_the_trainer_of_pytorch_lightning_is_refused(tmp_path: Path):
+OTHER_TRAINER = """
+import pytest
+import pytorch_lightning
+from support import open_loader
+from torch_dataloader_utils.integrations.lightning import ResumableLoader
+
+loader, _ = open_loader("data")
+fetcher = pytorch_lightning.loops.fetchers._PrefetchDataFetcher()
+fetcher.setup(pytorch_lightning.utilities.combined_loader.CombinedLoader(ResumableLoader(loader)))
+with pytest.raises(TypeError, match=r"import lightning\\.pytorch as pl"):
+    iter(fetcher)
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pytorch_lightning") is None, reason="pytorch_lightning is not installed")
+def test_the_trainer_of_pytorch_lightning_is_refused(tmp_path: Path, monkeypatch):
     write_dataset(tmp_path / "data", FILES)
-    other = pytest.importorskip("pytorch_lightning")
-    module = pytest.importorskip("torch_dataloader_utils.integrations.lightning")
-    loader, _ = open_loader(tmp_path / "data")
-    fetcher = other.loops.fetchers._PrefetchDataFetcher()
-    fetcher.setup(other.utilities.combined_loader.CombinedLoader(module.ResumableLoader(loader)))
-    with pytest.raises(TypeError, match=r"import lightning\.pytorch as pl"):
-        iter(fetcher)
+    monkeypatch.chdir(tmp_path)
+    run_forked(OTHER_TRAINER, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -370,8 +405,10 @@ def fit(max_steps, limit, filters, estimates, name, checkpoint=None):
     ).fit(model, ResumableLoader(loader), ckpt_path=checkpoint, weights_only=False)
     return model.trained
 
-cells = [(20, 1.0, None), (-1, 1.0, pc.field("value") >= 60), (20, 1.0, pc.field("value") >= 60), (20, 4, None)]
-for number, cell in enumerate([(*cell, estimates) for cell in cells for estimates in (False, True)]):
+passing = pc.field("value") >= 60
+cells = [(-1, 1.0, passing, False), (-1, 1.0, passing, True), (20, 4, None, False), (20, 4, None, True)]
+cells += [(20, 1.0, None, False), (20, 1.0, passing, True)]  # all pairs: with both, each other value has been
+for number, cell in enumerate(cells):
     name = str(number)
     whole = fit(*cell, name)
     found = sorted(Path(name).iterdir())
