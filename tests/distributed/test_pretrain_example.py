@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 
 
 def test_a_training_killed_twice_goes_on_elsewhere_with_each_token_once(tmp_path: Path, monkeypatch):
-    command = [sys.executable, str(EXAMPLE / "make_data.py"), str(tmp_path), "--documents", "20"]
+    command = [sys.executable, str(EXAMPLE / "make_data.py"), str(tmp_path), "--documents", "14"]
     subprocess.run(command, env=inherited(), check=True, capture_output=True, timeout=120)
     arguments = ["--data", str(tmp_path), "--run-dir", str(tmp_path / "run"), "--checkpoint-every", "2", "--width", "8"]
     for ranks, workers, die in STARTS:
