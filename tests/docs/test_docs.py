@@ -59,14 +59,19 @@ def before_blocks_of(page: Path) -> list[str]:
     return re.findall(r"^```py\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
 
 
+def write_data(directory: Path, rows: int) -> Path:
+    """Write three files of so many rows each, in five row groups, and return the directory with the data in it."""
+    (directory / "data").mkdir()
+    for number in range(3):
+        x = np.linspace(number, number + 1, rows)
+        table = pa.table({"x": x, "y": 2 * x})
+        pq.write_table(table, directory / "data" / f"part-{number}.parquet", row_group_size=rows // 5)
+    return directory
+
+
 @pytest.fixture
 def directory_with_data(tmp_path):
-    (tmp_path / "data").mkdir()
-    for number in range(3):
-        x = np.linspace(number, number + 1, 5_000)
-        table = pa.table({"x": x, "y": 2 * x})
-        pq.write_table(table, tmp_path / "data" / f"part-{number}.parquet", row_group_size=1_000)
-    return tmp_path
+    return write_data(tmp_path, 5_000)
 
 
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)
@@ -80,13 +85,13 @@ def test_the_python_blocks_of_a_guide_run_in_order(page, directory_with_data, mo
     run_forked("\n".join([READERS_OWN, *blocks_of(page)]), directory_with_data)
 
 
-def test_the_python_blocks_of_the_readme_run_in_order_as_a_program(directory_with_data):
-    program = directory_with_data / "page.py"
+def test_the_python_blocks_of_the_readme_run_in_order_as_a_program(tmp_path):
+    program = write_data(tmp_path, 1_000) / "page.py"
     program.write_text("\n".join(blocks_of(README)), encoding="utf-8")
     environment = {name: value for name, value in inherited().items() if name not in ("RANK", "WORLD_SIZE")}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(program)],
-        cwd=directory_with_data,
+        cwd=tmp_path,
         env=environment,
         capture_output=True,
         text=True,
