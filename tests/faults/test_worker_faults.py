@@ -394,11 +394,14 @@ def test_a_stopped_worker_ends_with_its_loader(data, persistent):
 
 
 STOPPED = """
-import os, signal, sys
-from support import open_loader
+import multiprocessing, os, signal, sys
+from torch_dataloader_utils import StructuredDataset
 
 if __name__ == "__main__":
-    loader = open_loader(sys.argv[1], num_workers=2, multiprocessing_context=sys.argv[3])[0]
+    multiprocessing.set_forkserver_preload(["torch_dataloader_utils.dataset.structured"])  # imported once, not by each
+    loader = StructuredDataset.create_dataloader(
+        sys.argv[1], num_workers=2, batch_size=16, multiprocessing_context=sys.argv[3]
+    )[0]
     iterator = iter(loader)
     for _ in range(2):  # one of each worker: one that is stopped before its first line knows nothing of its parent
         next(iterator)
