@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import json
 import math
@@ -792,6 +793,7 @@ def damages(draw: st.DrawFn, states: list[dict[str, Any]]) -> dict[str, Any]:
     return state
 
 
+@functools.cache
 def made_up_states() -> tuple[Run, list[dict[str, Any]]]:
     run = Run(MADE_UP, MADE_UP_OPTIONS, filter_digest=None, topology=Topology(2, 1, 3))
     progress = Progress.fresh(made_up_plan(2).rank_streams(1))
