@@ -161,12 +161,14 @@ class Case:
         shuffle: Whether rows are shuffled.
         ranks: The numbers of ranks, one after the other.
         changed: Whether a file is rewritten, with as many other rows, when half of the rows are committed.
+        ahead: How many batches are copied to a device ahead, by the adapter of this library.
     """
 
     num_workers: int = 0
     shuffle: bool = False
     ranks: tuple[int, ...] = (1,)
     changed: bool = False
+    ahead: int = 0
 
     def __str__(self) -> str:
         """Return it in plain words."""
@@ -257,6 +259,7 @@ class Epoch:
             num_ranks=self.case.ranks[place],
             num_workers=self.case.num_workers,
             shuffle=self.case.shuffle,
+            ahead=self.case.ahead,
             pause=PAUSE_SEC if kill else 0.0,
             ends=ends,
         )
@@ -326,7 +329,7 @@ def files_of(pids: Collection[int]) -> list[Path]:
 
 def whole_epoch(trainer: Trainer, case: Case, data: Path, directory: Path) -> list[list[Row]]:
     """Return the rows of each rank in an epoch that nobody kills, under a case's first number of ranks."""
-    alone = Case(case.num_workers, case.shuffle, case.ranks[:1])
+    alone = Case(case.num_workers, case.shuffle, case.ranks[:1], ahead=case.ahead)
     epoch = Epoch(trainer, alone, data, directory, random.Random(0), Outcome("", ""))
     epoch.train(0)
     return epoch.committed()[0]

@@ -47,6 +47,7 @@ class Job:
         num_ranks: Processes that train.
         num_workers: Worker processes of each.
         shuffle: Whether rows are shuffled.
+        ahead: How many batches are copied to a device ahead; 0 to copy none.
         batch_size: Rows of a step of all ranks together. It divides evenly.
         every: Steps between two commits.
         pause: Seconds that a step takes.
@@ -62,6 +63,7 @@ class Job:
     num_ranks: int = 1
     num_workers: int = 0
     shuffle: bool = False
+    ahead: int = 0
     batch_size: int = 12
     every: int = 6
     pause: float = 0.0

@@ -9,15 +9,14 @@ from typing import Any
 from faults.outcome import Row, rows_in
 from faults.trainer import Job
 
-from torch_dataloader_utils import StructuredDataset, UnevenRanksWarning
+from torch_dataloader_utils import StructuredDataset, UnevenRanksWarning, to_device
 
 warnings.simplefilter("ignore", UnevenRanksWarning)
 
 
-def open(  # noqa: A001
-    job: Job, saved: list[Any] | None, prepared: Callable[[Any], Any] = lambda loader: loader
-) -> tuple[Iterator[list[Row]], Callable[[], Any]]:
-    """Open the loader, or what is made of it."""
+def open(job: Job, saved: list[Any] | None) -> tuple[Iterator[list[Row]], Callable[[], Any]]:  # noqa: A001
+    """Open the loader, or what copies its batches to a device ahead."""
+    loader: Any
     loader, _ = StructuredDataset.create_dataloader(
         job.data,
         batch_size=job.batch_size // job.num_ranks,
@@ -27,7 +26,8 @@ def open(  # noqa: A001
         rank=job.rank,
         num_workers=job.num_workers,
     )
-    loader = prepared(loader)
+    if job.ahead:
+        loader = to_device(loader, device="cpu", depth=job.ahead)
     if saved is not None:
         if len(saved) == job.num_ranks:
             loader.load_state_dict(saved[job.rank])
