@@ -258,6 +258,9 @@ class Ledger:
         segment = next((one for one in reversed(segments) if one.begin_of(rank) <= last), None)
         if segment is None or segment.starts is not None or segment.topology != segments[-1].topology:
             return False
+        if self.segments.logs_other_batches(segment, last):
+            self.segments.prove(epoch, leads_there=False)
+            return True
         scan = StepScan(self._single, self.options, segment)
         steps = scan.steps(self._fresh(self.segments.ledger(segment), rank))
         try:

@@ -148,6 +148,14 @@ class Segments:
             return None
         return self.loaded[1]
 
+    def logs_other_batches(self, segment: Segment, step: int) -> bool:
+        """Whether the run log has batches of other sizes than a segment's up to a step of its epoch.
+
+        Those of the segment's size may lead to the same place, as seven of 5 rows do for 6, 6, 4, 4, 4, 6 and 5.
+        """
+        logged = () if self.run_log is None else self.run_log.of(segment.epoch, self)
+        return any(one.batch_size != segment.batch_size for one in logged if one.begin <= step)
+
     def prove(self, epoch: int, *, leads_there: bool) -> None:
         """Note whether the steps before the progress that was loaded in an epoch lead there: see `unproved`."""
         progress = self.unproved(epoch)
