@@ -82,8 +82,9 @@ def take_up_to(loaders: Sequence[Any], most: int) -> list[list[tuple[list[int], 
     moments = []
     for loader in loaders:
         rows: list[int] = []
-        moments.append([(rows, json.loads(json.dumps(loader.state_dict())))])
-        for batch in itertools.islice(loader, most):
+        batches = itertools.islice(loader, most)
+        moments.append([(rows, json.loads(json.dumps(loader.state_dict())))])  # after the iteration has begun
+        for batch in batches:
             rows = rows + rows_of(batch)
             moments[-1].append((rows, json.loads(json.dumps(loader.state_dict()))))
         moments[-1].append((rows, json.loads(json.dumps(loader.state_dict()))))  # the loader may know now that it ended

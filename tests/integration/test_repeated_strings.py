@@ -71,7 +71,7 @@ def delivered(loader: Any) -> Iterator[dict[str, Any]]:
     kinds=[("few",), ("many",), ("few", "many"), ("many", "few", "few")],
     workers=[0, 2],
     buffer=[None, 1, 45, 10_000],
-    output=[(kind, size) for kind in ("torch", "numpy", "dict") for size in (7, 1_000)],
+    output=[(kind, size) for kind in ("torch", "numpy", "dict") for size in (7, 300)],
 )
 def test_every_row_has_its_own_values(tmp_path, kinds, workers, buffer, output):
     expected = write_files(tmp_path, *kinds)
@@ -175,7 +175,7 @@ ENCODED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("written", ENCODED.values(), ids=ENCODED)
 def test_any_encoding_is_read(tmp_path, written):
-    texts = [f"{'long' * 5}{row // 40}" for row in range(ROWS)]
+    texts = [f"{'long' * 5}{row // 12}" for row in range(ROWS)]
     table = pa.table({"a": texts, "b": texts[::-1]})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=GROUP, **written)
     loader, _ = open_loader(tmp_path, row_id_column=None)
@@ -218,7 +218,7 @@ def write_values_in_dictionary(path: Path, dtype: pa.DataType) -> list[str]:
 HOW_READ: dict[str, dict[str, Any]] = {
     "in order": {},
     "shuffled": {"shuffle": True, "shuffle_buffer_size": ROWS},
-    "a part at a time": {"read_ahead_bytes": 1_000, "batch_size": 10},
+    "a part at a time": {"read_ahead_bytes": 300, "batch_size": 10},
     "codes": {"column_formats": {"a": Codes(["aaaa", "bbbb", "cccc"])}},
 }
 

@@ -324,7 +324,7 @@ def test_resuming_at_every_batch_goes_on_with_the_same_batches(s3, bucket, worke
         states.append(json.loads(json.dumps(loader.state_dict())))
     assert len(whole) >= 5
     chosen = stops(states)
-    # Each worker imports its client first, which takes long: those that begin in the middle go on with the other stops.
+    # Each worker imports its client first, which takes long: they are started once, for a stop in the middle.
     kept = fresh(persistent_workers=True) if workers["num_workers"] else None
     for stop in chosen[len(chosen) // 2 :] + chosen[: len(chosen) // 2]:
         loader = kept or fresh()

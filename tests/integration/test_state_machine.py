@@ -65,7 +65,7 @@ class LoaderMachine(RuleBasedStateMachine):
     @initialize(
         order=st.sampled_from(ORDERS),
         filtered=st.booleans(),
-        batch_size=st.sampled_from([5, 8, 13]),
+        batch_size=st.sampled_from([4, 6, 9]),
         drop_last=st.booleans(),
     )
     def open(self, order: dict[str, Any], filtered: bool, batch_size: int, drop_last: bool) -> None:

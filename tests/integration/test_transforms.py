@@ -149,8 +149,9 @@ def test_other_ranks_and_workers_deliver_what_is_left_after_every_stop(path, mak
     moments = []  # of each rank: what was delivered so far, and the state
     for one in all_ranks(path, makes, *before, **ORDERS[order]):
         delivered: list[tuple[int, int]] = []
-        moments.append([(delivered, saved(one))])
-        for batch in itertools.islice(one, longest):
+        batches = itertools.islice(one, longest)
+        moments.append([(delivered, saved(one))])  # after the iteration has begun
+        for batch in batches:
             delivered = delivered + contents(batch)
             moments[-1].append((delivered, saved(one)))
         moments[-1].append((delivered, saved(one)))  # the loader may know now that it ended

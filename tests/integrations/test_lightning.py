@@ -407,7 +407,7 @@ def fit(max_steps, limit, filters, estimates, name, checkpoint=None):
 
 passing = pc.field("value") >= 60
 cells = [(-1, 1.0, passing, False), (-1, 1.0, passing, True), (20, 4, None, False), (20, 4, None, True)]
-cells += [(20, 1.0, None, False), (20, 1.0, passing, True)]  # all pairs: with both, each other value has been
+cells += [(20, 1.0, None, False), (20, 1.0, passing, True)]  # all pairs: each with estimates and without
 for number, cell in enumerate(cells):
     name = str(number)
     whole = fit(*cell, name)

@@ -91,12 +91,12 @@ def delivered(iterable: Any) -> Counter[str]:
 
 
 def examples(most: int, least: int = 20, part: int = 4) -> settings:
-    """Have Hypothesis try so many examples in `make soak`, and about a quarter of them, always the same, elsewhere.
+    """Have Hypothesis try so many examples in `make soak`, and a part of them, always the same, elsewhere.
 
     Args:
         most: How many in `make soak`.
-        least: How many elsewhere if a quarter is less.
-        part: Another part than a quarter: 8 is an eighth.
+        least: How many elsewhere if that part is less.
+        part: Which part: 4 is a quarter, 8 an eighth.
     """
     few = min(most, max(least, most // part))
     return settings(max_examples=most if settings.get_current_profile_name() == "random" else few)

@@ -160,7 +160,10 @@ def _split_column(name: str, values: Any, sizes: Sequence[int], together: int) -
 
 
 def _split_in_parts(values: Any, sizes: Sequence[int], together: int) -> Iterator[Sequence[Any]]:
-    """Split off some batches at a time, by one call with the rest: to slice a tensor takes as long as four of them."""
+    """Split off some batches at a time, and the rest by the same call.
+
+    To slice a tensor takes as long as to split off four batches.
+    """
     left = sum(sizes)
     for first in range(0, len(sizes), together):
         of_part = sizes[first : first + together]
