@@ -880,26 +880,27 @@ def test_a_worker_that_dies_ends_the_iteration_in_an_error_and_the_state_resumes
     path: Path, workers: Workers, tmp_path: Path
 ):
     whole = whole_epoch(path, workers.count)
+    count = 3 * workers.count  # workers send the first ones one by one, and do not hold them back for the one that dies
     broken, taken = tmp_path / "broken", tmp_path / "taken"
     broken.touch()
-    die = DieAtRow(whole[6][0], while_exists=broken, not_before=taken)
+    die = DieAtRow(whole[count][0], while_exists=broken, not_before=taken)
     loader = open_shuffled(path, workers, collate_fn=die)
     iterator = iter(loader)
-    assert take(iterator, 6) == whole[:6]
+    assert take(iterator, count) == whole[:count]
 
     taken.touch()
     for _ in range(2):
         with pytest.raises(RuntimeError, match="worker"):
             next(iterator)
     state = loader.state_dict()
-    assert state["batches_delivered"] == 6
+    assert state["batches_delivered"] == count
 
     broken.unlink()
     loader.load_state_dict(state)
-    assert batches_of(loader) == whole[6:]
+    assert batches_of(loader) == whole[count:]
     fresh = open_shuffled(path, workers)
     fresh.load_state_dict(state)
-    assert batches_of(fresh) == whole[6:]
+    assert batches_of(fresh) == whole[count:]
 
 
 def test_a_worker_that_stalls_ends_the_iteration_after_the_timeout_and_the_state_resumes(
