@@ -198,7 +198,7 @@ def manifest_of_passes(mixture: SavedMixture, run: MixtureRun) -> Manifest:
     """Return today's files of the passes that the epoch of a state reaches."""
     passes = {source.name: source.position.passes for source in mixture.sources}
     files = (
-        replace(file, path=source_path(source.name, number, file.path))
+        file._replace(path=source_path(source.name, number, file.path))
         for source in run.sources
         for number in passes.get(source.name, ())
         for file in source.manifest.files

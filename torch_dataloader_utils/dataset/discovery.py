@@ -210,7 +210,7 @@ def _whole_schema(manifest: Manifest, footers: Sequence[Footer], annotations: An
     """Return all columns of the dataset."""
     if annotations.schema is not None:
         return Unified(annotations.schema, {})
-    files = [FileSchema(manifest.full_path(footer.file.path), footer.schema) for footer in footers]
+    files = _of_each_schema(manifest, footers).values()
     whole = unified(files)
     problems = dict(whole.problems)
     from_paths = []
@@ -258,21 +258,27 @@ def _without_deleted(
         )
         # The digest covers the deletes: a state must not load where other rows of the same file are deleted.
         digest = hashlib.blake2b(positions.tobytes(), key=file.digest.encode()[:64], digest_size=8).hexdigest()
-        reduced = replace(file, digest=digest, row_groups=groups)
-        left.append(replace(footer, file=reduced, nulls=()))  # the announced nulls may be in deleted rows
+        reduced = file._replace(digest=digest, row_groups=groups)
+        left.append(footer._replace(file=reduced, nulls=()))  # the announced nulls may be in deleted rows
     return deletes, left
 
 
 def _all_columns(whole: Unified, footers: Sequence[Footer], manifest: Manifest, annotations: Annotations) -> AllColumns:
-    """Return the columns of all files. Files with equal schemas, which are one object, share one."""
-    numbers: dict[int, int] = {}
-    files: list[FileSchema] = []
-    for footer in footers:
-        if id(footer.schema) not in numbers:
-            numbers[id(footer.schema)] = len(files)
-            files.append(FileSchema(manifest.full_path(footer.file.path), footer.schema))
+    """Return the columns of all files. Files with equal schemas share one."""
+    files = _of_each_schema(manifest, footers)
+    numbers = {schema: number for number, schema in enumerate(files)}
     by_path = {footer.file.path: numbers[id(footer.schema)] for footer in footers if numbers[id(footer.schema)]}
-    return AllColumns(whole, tuple(files), by_path, annotations.name_in_file)
+    return AllColumns(whole, tuple(files.values()), by_path, annotations.name_in_file)
+
+
+def _of_each_schema(manifest: Manifest, footers: Sequence[Footer]) -> dict[int, FileSchema]:
+    """Return the first file of each distinct schema, by the schema's id. Equal schemas are one object."""
+    firsts: dict[int, Footer] = {}
+    for footer in footers:
+        firsts.setdefault(id(footer.schema), footer)
+    return {
+        schema: FileSchema(manifest.full_path(footer.file.path), footer.schema) for schema, footer in firsts.items()
+    }
 
 
 def _projections(columns: AllColumns, needed: pa.Schema) -> tuple[tuple[Projection, ...], dict[str, int]]:

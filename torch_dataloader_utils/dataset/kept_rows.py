@@ -88,7 +88,7 @@ def with_kept_rows(files: OpenedFiles, known: KeptRows | None, row_id_column: st
     rows = known.rows if known is not None and known.are_of(files) else _counted(files, row_id_column)
     manifest = files.manifest
     reduced = [
-        replace(file, row_groups=tuple(map(_with_rows, file.row_groups, rows[file.path]))) for file in manifest.files
+        file._replace(row_groups=tuple(map(_with_rows, file.row_groups, rows[file.path]))) for file in manifest.files
     ]
     stored = {file.path: tuple(group.rows for group in file.row_groups) for file in manifest.files}
     return replace(files, manifest=replace(manifest, files=tuple(reduced)), stored_rows=stored)

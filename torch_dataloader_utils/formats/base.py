@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,8 +33,7 @@ class NullCount:
     nulls: int
 
 
-@dataclass(frozen=True, slots=True)
-class Footer:
+class Footer(NamedTuple):
     """What a file says of itself, parsed. Its nulls are those that it announces in the requested columns.
 
     `content` is what was read, as bytes, so that it need not be read again; None where `_metadata` was read instead.

@@ -17,7 +17,7 @@ from torch_dataloader_utils.formats.read_cache import ReadCache
 from torch_dataloader_utils.formats.row_packing import RowGroupPacking
 from torch_dataloader_utils.formats.row_transform import UNKNOWN, RowTransform
 from torch_dataloader_utils.formats.schema import AllColumns
-from torch_dataloader_utils.planning.manifest import Manifest, Split
+from torch_dataloader_utils.planning.manifest import Manifest, RowGroup, Split
 from torch_dataloader_utils.planning.plan import ShardSlice
 from torch_dataloader_utils.planning.source_paths import parse_source_path
 from torch_dataloader_utils.planning.token_counts import TokenCounts
@@ -210,11 +210,9 @@ class OpenedFiles(FilesToRead):
         )
         groups = self.stored_rows or {}
         files = tuple(
-            replace(
-                file,
+            file._replace(
                 row_groups=tuple(
-                    replace(group, rows=rows, expected=rows)
-                    for group, rows in zip(file.row_groups, groups[file.path], strict=True)
+                    RowGroup(rows, group.bytes) for group, rows in zip(file.row_groups, groups[file.path], strict=True)
                 ),
             )
             if file.path in groups
@@ -289,7 +287,7 @@ class OpenedSources:
     def manifest(self) -> Manifest:
         """The files of all sources, each once, under the name of its source."""
         files = (
-            replace(file, path=f"{name}/{file.path}")
+            file._replace(path=f"{name}/{file.path}")
             for name, opened in self.sources.items()
             for file in opened.manifest.files
         )

@@ -5,19 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 from bisect import bisect_left
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 DESCRIBED = "_metadata:"
 """The first characters of the digest of a file whose footer was not read because a `_metadata` file describes it."""
 
 TEXT = "text:"
 """The first characters of the digest of a text file. It has no footer, so its first and last bytes are digested."""
-
-UNSET = -1
 
 
 def json_digest(value: object) -> bytes:
@@ -32,27 +30,26 @@ def json_digest(value: object) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
-@dataclass(frozen=True, slots=True)
-class RowGroup:
+class RowGroup(NamedTuple):
     """A row group as its file's footer describes it.
 
     Attributes:
         rows: Number of rows. Where rows are not counted, number of bytes: it cannot have more rows.
         bytes: The footer's ``total_byte_size``: uncompressed bytes over all columns.
-        expected: The estimated number of rows where rows are not counted; else `rows`.
+        estimate: The estimated number of rows where rows are not counted; else None.
     """
 
     rows: int
     bytes: int
-    expected: int = UNSET
+    estimate: int | None = None
 
-    def __post_init__(self) -> None:
-        if self.expected == UNSET:
-            object.__setattr__(self, "expected", self.rows)
+    @property
+    def expected(self) -> int:
+        """The number of rows, or the estimated number where rows are not counted."""
+        return self.rows if self.estimate is None else self.estimate
 
 
-@dataclass(frozen=True, slots=True)
-class DataFile:
+class DataFile(NamedTuple):
     """A data file, by content.
 
     Attributes:
@@ -63,7 +60,6 @@ class DataFile:
         row_groups: The row groups in file order.
         etag: The storage's identifier of this version of the object, or None.
         modified: Modification time as seconds since 1970, or None.
-        rows: Number of rows in all row groups.
     """
 
     path: str
@@ -72,14 +68,14 @@ class DataFile:
     row_groups: tuple[RowGroup, ...]
     etag: str | None = None
     modified: float | None = None
-    rows: int = field(init=False, compare=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "rows", sum(group.rows for group in self.row_groups))
+    @property
+    def rows(self) -> int:
+        """Number of rows in all row groups."""
+        return sum([group.rows for group in self.row_groups])
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Split:
+class Split(NamedTuple):
     """A row range of one file, aligned to row groups."""
 
     path: str
@@ -91,8 +87,7 @@ class Split:
         return f"{self.path}\0{self.row_offset}\0{self.row_length}".encode()
 
 
-@dataclass(frozen=True, slots=True)
-class SizedSplit:
+class SizedSplit(NamedTuple):
     """A split, its uncompressed bytes, and its rows, which are estimated where rows are not counted."""
 
     split: Split

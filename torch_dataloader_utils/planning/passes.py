@@ -62,7 +62,7 @@ class PlannedSource:
         return replace(options, shuffle_buffer_size=buffer_rows)
 
     def _in_pass(self, group: SizedSplit, number: int) -> SizedSplit:
-        return replace(group, split=replace(group.split, path=source_path(self.name, number, group.split.path)))
+        return group._replace(split=group.split._replace(path=source_path(self.name, number, group.split.path)))
 
     def rest(
         self, number: int, options: PlanOptions, buffer_rows: int | None, taken: Taken, left_out: Collection[str]
@@ -82,7 +82,7 @@ class PlannedSource:
     def files(self, number: int) -> Iterator[DataFile]:
         """Yield the files of a pass."""
         for file in self.manifest.files:
-            yield replace(file, path=source_path(self.name, number, file.path))
+            yield file._replace(path=source_path(self.name, number, file.path))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ import os
 import pickle
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -262,7 +261,7 @@ class Storage:
             if self._is_s3:
                 info = self.call("info", file.location)
                 self._require_version(file, info["size"], etag_of(info))
-                return self.opened_at_once(replace(file, etag=etag_of(info))) or self._opened(file)
+                return self.opened_at_once(file._replace(etag=etag_of(info))) or self._opened(file)
             return self._opened(file)
 
     def _opened(self, file: StoredFile) -> RemoteFile:

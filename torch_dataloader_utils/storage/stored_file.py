@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class StoredFile:
+class StoredFile(NamedTuple):
     """A file as its storage lists it: its path relative to the listing's root, and its location in the storage.
 
     `etag` is what the storage calls this version, if it does. `modified` is in seconds since 1970, if it is known.
     """
 
     path: str
-    location: str = field(repr=False)
+    location: str
     size: int
     etag: str | None
     modified: float | None
+
+    def __repr__(self) -> str:
+        """Leave out the location, which may hold credentials."""
+        shown = f"path={self.path!r}, size={self.size}, etag={self.etag!r}, modified={self.modified!r}"
+        return f"StoredFile({shown})"
 
 
 def etag_of(info: Mapping[str, Any]) -> str | None:

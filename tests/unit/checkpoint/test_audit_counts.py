@@ -179,7 +179,7 @@ class TestSomeRanks:
 class TestTodaysFiles:
     def changed(self, number: int, **changes: Any) -> Manifest:
         files = list(FILES.files)
-        files[number] = replace(files[number], **changes)
+        files[number] = files[number]._replace(**changes)
         return Manifest(FILES.root, tuple(files))
 
     def audited(self, manifest: Manifest) -> Audit:
@@ -254,7 +254,7 @@ class TestTodaysFiles:
 
 
 def many_files(count: int) -> Manifest:
-    return Manifest("/data", tuple(replace(FILES.files[1], path=f"{number:06d}") for number in range(count)))
+    return Manifest("/data", tuple(FILES.files[1]._replace(path=f"{number:06d}") for number in range(count)))
 
 
 class TestFilesThatAreNotListed:
@@ -277,7 +277,7 @@ class TestFilesThatAreNotListed:
         manifest = many_files(10_001)
         [delivery] = ranks_of(manifest, replace(SHUFFLED, split_rows=2000, shuffle_buffer_size=2000), 1, size=3000)
         _, [state] = delivered([delivery], [3])
-        other = Manifest(manifest.root, (*manifest.files[:-1], replace(manifest.files[-1], size=1)))
+        other = Manifest(manifest.root, (*manifest.files[:-1], manifest.files[-1]._replace(size=1)))
         found = audit_states(parse_states(state), Today(other))
         assert found.files_match is False
         assert "the file list changed" in found.differences[0]

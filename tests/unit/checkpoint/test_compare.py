@@ -12,7 +12,6 @@ import pickle
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -331,7 +330,7 @@ def test_a_dataset_that_moved_loads_and_goes_on(own_data, tmp_path):
 
 def run_with_etag(etag: str | None) -> Run:
     first, *others = MADE_UP.files
-    manifest = Manifest("s3://bucket/data", (replace(first, etag=etag), *others))
+    manifest = Manifest("s3://bucket/data", (first._replace(etag=etag), *others))
     return Run(manifest, MADE_UP_OPTIONS, filter_digest=None, topology=Topology(2, 1, 3))
 
 

@@ -182,9 +182,9 @@ def test_a_changed_file_is_refused_also_where_files_are_not_listed(change):
     delivery = plain_delivery(manifest_of([(10, 100)] * 3, [(10, 100)] * 3))
     first, second = delivery.run.manifest.files
     changed = {
-        "size": (first, replace(second, size=second.size + 1)),
-        "digest": (first, replace(second, digest="0" * 16)),
-        "path": (first, replace(second, path="c.parquet")),
+        "size": (first, second._replace(size=second.size + 1)),
+        "digest": (first, second._replace(digest="0" * 16)),
+        "path": (first, second._replace(path="c.parquet")),
         "removed": (first,),
     }
     with patch.object(saved_state, "MOST_FILES", 1):

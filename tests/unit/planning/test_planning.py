@@ -404,9 +404,9 @@ def test_the_digest_tells_which_epoch_how_many_ranks_and_workers_and_what_is_in_
 def test_the_fingerprint_tells_path_size_and_footer_of_every_file():
     file, other = EVEN.files
     changed = [
-        (replace(file, path="0.parquet"), other),
-        (replace(file, size=file.size + 1), other),
-        (replace(file, digest="0" * 16), other),
+        (file._replace(path="0.parquet"), other),
+        (file._replace(size=file.size + 1), other),
+        (file._replace(digest="0" * 16), other),
         (file,),
         (),
     ]
@@ -438,8 +438,8 @@ def test_the_permutation_differs_by_seed_by_epoch_and_by_the_shard():
         SHARD,
         Shard(SHARD.splits[:1]),
         Shard(SHARD.splits[::-1]),
-        Shard((replace(SHARD.splits[0], row_offset=8), SHARD.splits[1])),
-        Shard((replace(SHARD.splits[0], path="part-2.parquet"), SHARD.splits[1])),
+        Shard((SHARD.splits[0]._replace(row_offset=8), SHARD.splits[1])),
+        Shard((SHARD.splits[0]._replace(path="part-2.parquet"), SHARD.splits[1])),
     ]
     cases = [(seed, epoch, shard) for seed in (-1, 0, 1, 2, 2**64) for epoch in range(3) for shard in shards]
     orders = {tuple(permutation(64, seed=seed, epoch=epoch, shard=shard)) for seed, epoch, shard in cases}

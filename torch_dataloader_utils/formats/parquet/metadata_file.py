@@ -19,7 +19,14 @@ import pyarrow.parquet as pq
 
 from torch_dataloader_utils.errors import MetadataFileWarning, UnreadableFileError, warn_user
 from torch_dataloader_utils.formats.base import FileCase, Footer
-from torch_dataloader_utils.formats.parquet.footer import SHOWN, FooterReader, NotParquetError, parse_footer, schema_of
+from torch_dataloader_utils.formats.parquet.footer import (
+    SHOWN,
+    FooterReader,
+    NotParquetError,
+    parse_footer,
+    read_schema_of,
+    schema_of,
+)
 from torch_dataloader_utils.formats.parquet.statistics import select_row_groups
 from torch_dataloader_utils.planning.manifest import DESCRIBED, DataFile, RowGroup
 from torch_dataloader_utils.storage.filesystem import Storage
@@ -35,6 +42,7 @@ class MetadataFile:
     def __init__(self, content: bytes) -> None:
         self.content = content
         self.metadata = parse_footer(content)
+        read_schema_of(self.metadata)  # raises if the columns are damaged
         self._numbers: dict[str, list[int]] = defaultdict(list)
         for number in range(self.metadata.num_row_groups):
             self._numbers[self.metadata.row_group(number).column(0).file_path].append(number)
