@@ -75,7 +75,8 @@ class DataFile(NamedTuple):
         return sum([group.rows for group in self.row_groups])
 
 
-class Split(NamedTuple):
+@dataclass(frozen=True, slots=True, order=True)
+class Split:
     """A row range of one file, aligned to row groups."""
 
     path: str
@@ -87,7 +88,8 @@ class Split(NamedTuple):
         return f"{self.path}\0{self.row_offset}\0{self.row_length}".encode()
 
 
-class SizedSplit(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class SizedSplit:
     """A split, its uncompressed bytes, and its rows, which are estimated where rows are not counted."""
 
     split: Split

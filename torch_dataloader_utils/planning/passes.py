@@ -62,7 +62,7 @@ class PlannedSource:
         return replace(options, shuffle_buffer_size=buffer_rows)
 
     def _in_pass(self, group: SizedSplit, number: int) -> SizedSplit:
-        return group._replace(split=group.split._replace(path=source_path(self.name, number, group.split.path)))
+        return replace(group, split=replace(group.split, path=source_path(self.name, number, group.split.path)))
 
     def rest(
         self, number: int, options: PlanOptions, buffer_rows: int | None, taken: Taken, left_out: Collection[str]

@@ -438,8 +438,8 @@ def test_the_permutation_differs_by_seed_by_epoch_and_by_the_shard():
         SHARD,
         Shard(SHARD.splits[:1]),
         Shard(SHARD.splits[::-1]),
-        Shard((SHARD.splits[0]._replace(row_offset=8), SHARD.splits[1])),
-        Shard((SHARD.splits[0]._replace(path="part-2.parquet"), SHARD.splits[1])),
+        Shard((replace(SHARD.splits[0], row_offset=8), SHARD.splits[1])),
+        Shard((replace(SHARD.splits[0], path="part-2.parquet"), SHARD.splits[1])),
     ]
     cases = [(seed, epoch, shard) for seed in (-1, 0, 1, 2, 2**64) for epoch in range(3) for shard in shards]
     orders = {tuple(permutation(64, seed=seed, epoch=epoch, shard=shard)) for seed, epoch, shard in cases}
