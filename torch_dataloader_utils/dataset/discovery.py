@@ -29,7 +29,6 @@ from torch_dataloader_utils.formats.schema import (
     Unified,
     grew_out_of,
     projected,
-    unified,
 )
 from torch_dataloader_utils.planning.manifest import Manifest, RowGroup, root_prefix
 from torch_dataloader_utils.reading.scan import ReadOptions
@@ -119,20 +118,20 @@ def open_files(
         ColumnError: If a column is missing, its types cannot be unified, or the filter does not fit the columns.
     """
     columns, filters = request.columns, request.filters
-    wanted = None if columns is None else frozenset(columns)
+    wanted = None if columns is None or annotations.schema is not None else frozenset(columns)
 
-    def counts_nulls(column: pa.Field) -> bool:
-        is_wanted = wanted is None or column.name in wanted or annotations.schema is not None
-        return is_wanted and request.refuses_nulls(column)
+    def counted(schema: pa.Schema) -> list[str]:
+        places = [place for place, name in enumerate(schema.names) if wanted is None or name in wanted]
+        return [column.name for column in map(schema.field, places) if request.refuses_nulls(column)]
 
-    described = file_format.describe(storage, listing, known, counts_nulls)
+    described = file_format.describe(storage, listing, known, counted)
     deletes, footers = _without_deleted(described.footers, annotations, listing.root)
     manifest = Manifest(listing.root, tuple(footer.file for footer in footers), file_format.unknown_rows is None)
-    whole = _whole_schema(manifest, footers, annotations)
+    all_columns = _all_columns(footers, manifest, annotations)
+    whole = all_columns.unified if columns is None or filters is not None else all_columns.of(columns)
     filtering = NO_COLUMNS if filters is None else filter_columns(filters, whole.schema)
     delivered = whole.schema.names if columns is None else list(columns)
     needed = _needed(whole, delivered, filtering.names)
-    all_columns = _all_columns(whole, footers, manifest, annotations)
     projections, projected_by = _projections(all_columns, needed)
     files = OpenedFiles(
         storage=storage,
@@ -206,24 +205,6 @@ def with_filters(files: OpenedFiles, excluding: Iterable[str]) -> OpenedFiles:
     )
 
 
-def _whole_schema(manifest: Manifest, footers: Sequence[Footer], annotations: Annotations) -> Unified:
-    """Return all columns of the dataset."""
-    if annotations.schema is not None:
-        return Unified(annotations.schema, {})
-    files = _of_each_schema(manifest, footers).values()
-    whole = unified(files)
-    problems = dict(whole.problems)
-    from_paths = []
-    for column in annotations.constant_schema:
-        if column.name not in whole.schema.names:
-            from_paths.append(column)
-            continue
-        home = next(file.path for file in files if column.name in file.schema.names)
-        problems[column.name] = f"is both in the paths of files and in {home}: open the dataset without "
-        problems[column.name] += "`partitioning`, write the files without it, or choose `columns` without it"
-    return Unified(pa.schema([*whole.schema, *from_paths]), problems)
-
-
 def _needed(whole: Unified, delivered: Sequence[str], filtering: Sequence[str]) -> pa.Schema:
     """Return the columns to deliver and those of the filter, or raise if one is missing or has no common type."""
     for name in delivered:
@@ -263,22 +244,16 @@ def _without_deleted(
     return deletes, left
 
 
-def _all_columns(whole: Unified, footers: Sequence[Footer], manifest: Manifest, annotations: Annotations) -> AllColumns:
-    """Return the columns of all files. Files with equal schemas share one."""
-    files = _of_each_schema(manifest, footers)
-    numbers = {schema: number for number, schema in enumerate(files)}
-    by_path = {footer.file.path: numbers[id(footer.schema)] for footer in footers if numbers[id(footer.schema)]}
-    return AllColumns(whole, tuple(files.values()), by_path, annotations.name_in_file)
-
-
-def _of_each_schema(manifest: Manifest, footers: Sequence[Footer]) -> dict[int, FileSchema]:
-    """Return the first file of each distinct schema, by the schema's id. Equal schemas are one object."""
+def _all_columns(footers: Sequence[Footer], manifest: Manifest, annotations: Annotations) -> AllColumns:
+    """Return the columns of all files. Files with equal schemas, which are one object, share one."""
     firsts: dict[int, Footer] = {}
     for footer in footers:
         firsts.setdefault(id(footer.schema), footer)
-    return {
-        schema: FileSchema(manifest.full_path(footer.file.path), footer.schema) for schema, footer in firsts.items()
-    }
+    files = [FileSchema(manifest.full_path(footer.file.path), footer.schema) for footer in firsts.values()]
+    numbers = {schema: number for number, schema in enumerate(firsts)}
+    by_path = {footer.file.path: numbers[id(footer.schema)] for footer in footers if numbers[id(footer.schema)]}
+    table = annotations.schema
+    return AllColumns(tuple(files), by_path, annotations.constant_schema, table, annotations.name_in_file)
 
 
 def _projections(columns: AllColumns, needed: pa.Schema) -> tuple[tuple[Projection, ...], dict[str, int]]:

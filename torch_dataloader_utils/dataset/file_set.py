@@ -86,7 +86,7 @@ class PathSet(FileSet):
             listing = list_files(
                 storage, locations, self.format.suffixes, partial(format_hint, current=self.format.name)
             )
-            described = self.format.describe(storage, listing, None, request.refuses_nulls)
+            described = self.format.describe(storage, listing, None, lambda _: ())
         counts_rows = self.format.unknown_rows is None
         return Manifest(listing.root, tuple(footer.file for footer in described.footers), counts_rows)
 

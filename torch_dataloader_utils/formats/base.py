@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,9 @@ from torch_dataloader_utils.storage.filesystem import Storage
 from torch_dataloader_utils.storage.listing import Listing
 from torch_dataloader_utils.storage.local_file import LocalFile
 from torch_dataloader_utils.storage.stored_file import StoredFile
+
+CountedColumns: TypeAlias = Callable[[pa.Schema], Sequence[str]]
+"""Returns those of a file's columns of which nulls are counted, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,11 +242,11 @@ class Format(ABC):
 
     @abstractmethod
     def describe(
-        self, storage: Storage, listing: Listing, known: KnownFooters | None, counts_nulls: Callable[[pa.Field], bool]
+        self, storage: Storage, listing: Listing, known: KnownFooters | None, counted: CountedColumns
     ) -> Described:
         """Read what the files say of themselves, once, or take what was read before.
 
-        `counts_nulls` says of a file's column whether its nulls matter.
+        `counted` returns those of a file's columns whose nulls matter.
 
         Raises:
             UnreadableFileError: If a file cannot be read; the message names it.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar
@@ -21,6 +21,7 @@ from torch_dataloader_utils.columns.arrow import width
 from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.formats.base import (
     Codec,
+    CountedColumns,
     Described,
     FilesToRead,
     Footer,
@@ -143,7 +144,7 @@ class Orc(Format):
         storage: Storage,
         listing: Listing,
         known: KnownFooters | None,
-        counts_nulls: Callable[[pa.Field], bool],  # noqa: ARG002 - tails do not say where nulls are
+        counted: CountedColumns,  # noqa: ARG002 - tails do not say where nulls are
     ) -> Described:
         """Read every file's tail, once."""
         schemas: dict[bytes, pa.Schema] = {}

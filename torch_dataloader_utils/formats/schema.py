@@ -8,8 +8,9 @@ integers become wider integers or floats. A cast that would change a value is an
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -104,22 +105,53 @@ class Unified:
     problems: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AllColumns:
     """The columns of all files, delivered or not: an expression may need them later.
 
     Attributes:
-        unified: One schema for all files.
         files: A file of each distinct schema.
         numbers: The index of a file's schema among those of `files`, by relative path; 0 where it is left out.
+        constants: Columns that have one value in all rows of a file.
+        table: The columns as a table defines them; None where the files do.
         name_in_file: For a table: returns, for a file's columns and a column of the table, the file's name of it, or
             None. Else None.
     """
 
-    unified: Unified
     files: tuple[FileSchema, ...]
     numbers: Mapping[str, int]
+    constants: pa.Schema
+    table: pa.Schema | None = None
     name_in_file: Callable[[pa.Schema, str], str | None] | None = None
+
+    @cached_property
+    def unified(self) -> Unified:
+        """One schema for all files."""
+        return self._unified(None)
+
+    def of(self, wanted: Collection[str]) -> Unified:
+        """Return one schema for some columns alone, in any order; for all if one of them does not exist.
+
+        To unify a thousand columns takes longer than to read two of them.
+        """
+        wanted = frozenset(wanted)
+        found = self._unified(wanted)
+        return found if wanted.issubset([*found.schema.names, *found.problems]) else self.unified
+
+    def _unified(self, wanted: Collection[str] | None) -> Unified:
+        if self.table is not None:
+            return Unified(self.table, {})
+        whole = unified(self.files, wanted)
+        problems = dict(whole.problems)
+        from_paths = []
+        for column in self.constants:
+            if column.name not in whole.schema.names:
+                from_paths.append(column)
+                continue
+            home = next(file.path for file in self.files if column.name in file.schema.names)
+            problems[column.name] = f"is both in the paths of files and in {home}: open the dataset without "
+            problems[column.name] += "`partitioning`, write the files without it, or choose `columns` without it"
+        return Unified(pa.schema([*whole.schema, *from_paths]), problems)
 
     def name_of(self, schema: pa.Schema, column: str) -> str | None:
         """Return a file's name of a column; None if the file does not have the column."""
@@ -128,8 +160,11 @@ class AllColumns:
         return column if schema.get_all_field_indices(column) else None
 
 
-def unified(files: Iterable[FileSchema]) -> Unified:
-    """Return one schema for all files. Equal schemas should be one object: each object is examined once."""
+def unified(files: Iterable[FileSchema], wanted: Collection[str] | None = None) -> Unified:
+    """Return one schema for all files, or for the wanted columns alone.
+
+    Equal schemas should be one object: each object is examined once.
+    """
     types: dict[str, pa.DataType] = {}
     homes: dict[str, str] = {}
     problems: dict[str, str] = {}
@@ -138,10 +173,15 @@ def unified(files: Iterable[FileSchema]) -> Unified:
         if id(file.schema) in seen:
             continue
         seen[id(file.schema)] = file.schema
-        for name, count in Counter(file.schema.names).items():
-            if count > 1:
+        names = file.schema.names
+        for name, count in Counter(names).items():
+            if count > 1 and (wanted is None or name in wanted):
                 problems[name] = f"stands {count} times in the schema of {file.path}, so it cannot be delivered by name"
-        for name, stored in zip(file.schema.names, file.schema.types, strict=True):
+        if wanted is None:
+            columns = list(zip(names, file.schema.types, strict=True))
+        else:
+            columns = [(name, file.schema.field(place).type) for place, name in enumerate(names) if name in wanted]
+        for name, stored in columns:
             home, dtype = homes.setdefault(name, file.path), delivered_type(stored)
             known = types.setdefault(name, dtype)
             if known is dtype or known == dtype:

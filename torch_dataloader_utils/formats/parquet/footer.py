@@ -10,7 +10,7 @@ import hashlib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from torch_dataloader_utils.errors import FooterMismatchWarning, UnreadableFileError, warn_user
-from torch_dataloader_utils.formats.base import Footer, NullCount
+from torch_dataloader_utils.formats.base import CountedColumns, Footer, NullCount
 from torch_dataloader_utils.formats.read_cache import ParsedFooters
 from torch_dataloader_utils.formats.recognition import PARQUET_MAGIC, format_hint
 from torch_dataloader_utils.planning.manifest import DataFile, RowGroup
@@ -67,13 +67,13 @@ METADATA_ALONE = _MetadataAlone()
 class FooterReader:
     """Reads and parses footers. If consecutive files have equal schemas, as they mostly do, a schema is derived once.
 
-    `counts_nulls` says of a column whether its nulls matter. `parsed` has the first footers of files with
+    `counted` returns those of a file's columns whose nulls matter. `parsed` has the first footers of files with
     their columns, by path.
     """
 
-    def __init__(self, storage: Storage, counts_nulls: Callable[[pa.Field], bool] = lambda _: False) -> None:
+    def __init__(self, storage: Storage, counted: CountedColumns = lambda _: ()) -> None:
         self._storage = storage
-        self._counts_nulls = counts_nulls
+        self._counted = counted
         self._mismatches: list[str] = []
         self.parsed = ParsedFooters()
         self._last: Columns | None = None
@@ -151,7 +151,7 @@ class FooterReader:
         if last is None or last.arrow != arrow or not last.is_of(stored):
             schema = read_schema_of(metadata).remove_metadata()
             schema = self._schemas.setdefault(schema.serialize().to_pybytes(), schema)  # equal ones are one object
-            names = [column.name for column in schema if self._counts_nulls(column)]
+            names = self._counted(schema)
             leaves = leaves_of(schema, len(stored)) if names else {}
             counted = tuple((name, leaves[name][0]) for name in names)
             last = self._last = Columns(stored, arrow, schema, counted)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from torch_dataloader_utils.formats.base import Codec, Described, FileCase, FilesToRead, Format, KnownFooters
+from torch_dataloader_utils.formats.base import (
+    Codec,
+    CountedColumns,
+    Described,
+    FileCase,
+    FilesToRead,
+    Format,
+    KnownFooters,
+)
 from torch_dataloader_utils.formats.concurrency import read_each
 from torch_dataloader_utils.formats.parquet.codec import FooterCache, ParquetCodec
 from torch_dataloader_utils.formats.parquet.footer import FooterReader, list_values
@@ -34,10 +42,10 @@ class Parquet(Format):
     suffixes: ClassVar[tuple[str, ...]] = ENDINGS["parquet"]
 
     def describe(
-        self, storage: Storage, listing: Listing, known: KnownFooters | None, counts_nulls: Callable[[pa.Field], bool]
+        self, storage: Storage, listing: Listing, known: KnownFooters | None, counted: CountedColumns
     ) -> Described:
         """Read every file's footer, once, or `_metadata` if there is one."""
-        reader = FooterReader(storage, counts_nulls)
+        reader = FooterReader(storage, counted)
         metadata_file = None
         if known is not None and known.metadata_file is not None:
             metadata_file = known_metadata_file(known.metadata_file, listing.files)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -17,7 +17,15 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from torch_dataloader_utils.errors import UnreadableFileError, nearest
-from torch_dataloader_utils.formats.base import Codec, Described, FilesToRead, Footer, Format, KnownFooters
+from torch_dataloader_utils.formats.base import (
+    Codec,
+    CountedColumns,
+    Described,
+    FilesToRead,
+    Footer,
+    Format,
+    KnownFooters,
+)
 from torch_dataloader_utils.formats.concurrency import read_concurrently
 from torch_dataloader_utils.formats.read_cache import FooterStore
 from torch_dataloader_utils.formats.recognition import format_hint
@@ -136,7 +144,7 @@ class TextFormat(Format):
         storage: Storage,
         listing: Listing,
         known: KnownFooters | None,
-        counts_nulls: Callable[[pa.Field], bool],  # noqa: ARG002 - only reading shows nulls
+        counted: CountedColumns,  # noqa: ARG002 - only reading shows nulls
     ) -> Described:
         """Read each file's beginning, cut the file and, if requested, count its rows; once."""
         files = listing.files
