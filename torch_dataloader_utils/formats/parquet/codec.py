@@ -28,6 +28,7 @@ from torch_dataloader_utils.formats.parquet.footer import (
     FooterReader,
     leaves_of,
     parse_footer,
+    read_schema_of,
     row_groups_of,
     schema_of,
 )
@@ -388,6 +389,7 @@ class FooterCache:
         name = self._storage.display(self._files[path].location)
         with self._storage.errors_at(f"the footer of {name}"):
             metadata = parse_footer(content)
+            read_schema_of(metadata)  # raises if the columns are damaged
             digest = description_digest(described_columns(schema_of(metadata)), row_groups_of(metadata))
             if digest != self._manifest.file(path).digest:
                 msg = f"{name} is not the file that `_metadata` describes: write `_metadata` again, or remove it"
