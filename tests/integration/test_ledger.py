@@ -48,6 +48,9 @@ pytestmark = [
 
 FILES = ((60, 10), (3, 10), (81, 20), (28, 7))
 
+MORE_ROWS = ((90, 10), (3, 10), (131, 20), (40, 7))
+"""Enough that behind a filter the steps after a state are in fewer row groups than all are."""
+
 ORDERS: dict[str, dict[str, Any]] = {
     "in order": {},
     "shards shuffled": {"shuffle": True},
@@ -164,11 +167,11 @@ def write_delta(directory: Path, tables: dict[str, tuple[pa.Table, int]]) -> dic
     return left
 
 
-def write(directory: Path, kind: str) -> Table:
-    first = itertools.accumulate((rows for rows, _ in FILES), initial=0)
+def write(directory: Path, kind: str, files: Sequence[tuple[int, int]] = FILES) -> Table:
+    first = itertools.accumulate((rows for rows, _ in files), initial=0)
     tables = {
         f"part-{number}": (pa.table({"value": range(at, at + rows), "text": [f"row {at}"] * rows}), group_rows)
-        for number, ((rows, group_rows), at) in enumerate(zip(FILES, first, strict=False))
+        for number, ((rows, group_rows), at) in enumerate(zip(files, first, strict=False))
     }
     directory.mkdir()
     if kind == "delta":
@@ -187,6 +190,11 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Table]:
 @pytest.fixture
 def parquet(tables: dict[str, Table]) -> Table:
     return tables["parquet"]
+
+
+@pytest.fixture(scope="module")
+def with_more_rows(tmp_path_factory: pytest.TempPathFactory) -> Table:
+    return write(tmp_path_factory.mktemp("tables") / "parquet", "parquet", MORE_ROWS)
 
 
 def values_of(batch: Any) -> list[int]:
@@ -522,37 +530,39 @@ FILTER = (pc.field("value") > 66) & (pc.bit_wise_and(pc.field("value"), 12) != 4
 
 
 @pairwise(most=4, order=ORDERS, ranks=["one rank", "two workers", "three ranks", "short batches dropped"])
-def test_behind_a_filter_a_scan_of_its_columns_tells_the_steps(parquet, order, ranks, caplog):
+def test_behind_a_filter_a_scan_of_its_columns_tells_the_steps(with_more_rows, order, ranks, caplog):
     caplog.set_level(logging.INFO, logger="torch_dataloader_utils")
-    options = {"num_workers": 0, **RANKS[ranks], **ORDERS[order], "filters": FILTER, "columns": ["text", "value"]}
-    options["batch_size"] = 3
-    opened = parquet.ranks(**options)
+    filters = (pc.field("value") > 100) & (pc.bit_wise_and(pc.field("value"), 12) != 4)
+    options = {"num_workers": 0, **RANKS[ranks], **ORDERS[order], "filters": filters, "columns": ["text", "value"]}
+    options |= {"batch_size": 6, "split_bytes": 600}
+    opened = with_more_rows.ranks(**options)
     loader, dataset = opened[-1]
     runs = [list(loader) for loader, _ in opened]
+    middle, last = len(runs[-1]) // 2, len(runs[-1]) - 1
     state = None
     for step, batch in enumerate(loader):
-        state = loader.state_dict() if step == 3 else state
+        state = loader.state_dict() if step == middle else state
         if step % 4 == 2:
-            require_scanned(parquet, loader, dataset, step, batch)
+            require_scanned(with_more_rows, loader, dataset, step, batch)
     with pytest.raises(
         LedgerUnknownError, match=r"only reading tells .* scan=True reads the columns that the filter needs, of"
     ):
         dataset.rows_at(0)
     for rank, batches in enumerate(runs):
-        assert parquet.values_of(dataset.rows_at(2, 0, rank, scan=True)) == values_of(batches[2])
+        assert with_more_rows.values_of(dataset.rows_at(2, 0, rank, scan=True)) == values_of(batches[2])
         with pytest.raises(ValueError, match=f"rank {rank} makes steps 0 to {len(batches) - 1}"):
             dataset.rows_at(len(batches), 0, rank, scan=True)
     assert dataset.step_of("part-0.parquet", 5) is None  # statistics rule it out, so that nothing is read
-    assert dataset.step_of("part-2.parquet", 68 - 63, scan=True) is None
+    assert dataset.step_of("part-2.parquet", 116 - 93, scan=True) is None
     assert "bytes to find the rows of step 2 of rank 0" in caplog.text
 
-    loader, dataset = parquet.open(**options, rank=len(opened) - 1)
+    loader, dataset = with_more_rows.open(**options, rank=len(opened) - 1)
     loader.load_state_dict(state)
-    whole = parquet.open(**options, rank=len(opened) - 1)[1].rows_at(6, scan=True).bytes_read
-    since_state = dataset.rows_at(6, scan=True).bytes_read
+    whole = with_more_rows.open(**options, rank=len(opened) - 1)[1].rows_at(last, scan=True).bytes_read
+    since_state = dataset.rows_at(last, scan=True).bytes_read
     assert since_state < whole if order == "in order" else since_state <= whole
-    for step in (1, 4, 6):  # before and after the state
-        require_scanned(parquet, loader, dataset, step, runs[-1][step])
+    for step in (1, middle + 1, last):  # before and after the state
+        require_scanned(with_more_rows, loader, dataset, step, runs[-1][step])
 
 
 def require_scanned(table: Table, loader: Any, dataset: Any, step: int, batch: Any) -> None:
