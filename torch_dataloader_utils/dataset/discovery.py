@@ -120,11 +120,11 @@ def open_files(
     columns, filters = request.columns, request.filters
     wanted = None if columns is None or annotations.schema is not None else frozenset(columns)
 
-    def counted(schema: pa.Schema) -> list[str]:
+    def columns_to_count(schema: pa.Schema) -> list[str]:
         places = [place for place, name in enumerate(schema.names) if wanted is None or name in wanted]
         return [column.name for column in map(schema.field, places) if request.refuses_nulls(column)]
 
-    described = file_format.describe(storage, listing, known, counted)
+    described = file_format.describe(storage, listing, known, columns_to_count)
     deletes, footers = _without_deleted(described.footers, annotations, listing.root)
     manifest = Manifest(listing.root, tuple(footer.file for footer in footers), file_format.unknown_rows is None)
     all_columns = _all_columns(footers, manifest, annotations)
@@ -250,7 +250,7 @@ def _all_columns(footers: Sequence[Footer], manifest: Manifest, annotations: Ann
     for footer in footers:
         firsts.setdefault(id(footer.schema), footer)
     files = [FileSchema(manifest.full_path(footer.file.path), footer.schema) for footer in firsts.values()]
-    numbers = {schema: number for number, schema in enumerate(firsts)}
+    numbers = {key: number for number, key in enumerate(firsts)}
     by_path = {footer.file.path: numbers[id(footer.schema)] for footer in footers if numbers[id(footer.schema)]}
     table = annotations.schema
     return AllColumns(tuple(files), by_path, annotations.constant_schema, table, annotations.name_in_file)

@@ -23,7 +23,7 @@ from torch_dataloader_utils.storage.listing import Listing
 from torch_dataloader_utils.storage.local_file import LocalFile
 from torch_dataloader_utils.storage.stored_file import StoredFile
 
-CountedColumns: TypeAlias = Callable[[pa.Schema], Sequence[str]]
+ColumnsToCount: TypeAlias = Callable[[pa.Schema], Sequence[str]]
 """Returns those of a file's columns of which nulls are counted, by name."""
 
 
@@ -242,11 +242,11 @@ class Format(ABC):
 
     @abstractmethod
     def describe(
-        self, storage: Storage, listing: Listing, known: KnownFooters | None, counted: CountedColumns
+        self, storage: Storage, listing: Listing, known: KnownFooters | None, columns_to_count: ColumnsToCount
     ) -> Described:
         """Read what the files say of themselves, once, or take what was read before.
 
-        `counted` returns those of a file's columns whose nulls matter.
+        `columns_to_count` returns those of a file's columns whose nulls matter.
 
         Raises:
             UnreadableFileError: If a file cannot be read; the message names it.

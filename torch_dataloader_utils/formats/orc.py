@@ -21,7 +21,7 @@ from torch_dataloader_utils.columns.arrow import width
 from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.formats.base import (
     Codec,
-    CountedColumns,
+    ColumnsToCount,
     Described,
     FilesToRead,
     Footer,
@@ -144,7 +144,7 @@ class Orc(Format):
         storage: Storage,
         listing: Listing,
         known: KnownFooters | None,
-        counted: CountedColumns,  # noqa: ARG002 - tails do not say where nulls are
+        columns_to_count: ColumnsToCount,  # noqa: ARG002 - tails do not say where nulls are
     ) -> Described:
         """Read every file's tail, once."""
         schemas: dict[bytes, pa.Schema] = {}

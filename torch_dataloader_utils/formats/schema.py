@@ -130,13 +130,13 @@ class AllColumns:
         return self._unified(None)
 
     def of(self, wanted: Collection[str]) -> Unified:
-        """Return one schema for some columns alone, in any order; for all if one of them does not exist.
+        """Return one schema for some columns and the constants, in any order; for all if a column does not exist.
 
         To unify a thousand columns takes longer than to read two of them.
         """
         wanted = frozenset(wanted)
         found = self._unified(wanted)
-        return found if wanted.issubset([*found.schema.names, *found.problems]) else self.unified
+        return found if wanted.issubset(found.schema.names) else self.unified
 
     def _unified(self, wanted: Collection[str] | None) -> Unified:
         if self.table is not None:

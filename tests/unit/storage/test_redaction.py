@@ -8,6 +8,7 @@ import pytest
 
 from torch_dataloader_utils import UnreadableFileError
 from torch_dataloader_utils.storage.redaction import Redactor
+from torch_dataloader_utils.storage.stored_file import StoredFile
 
 SECRET = "a very secret value"
 
@@ -39,3 +40,8 @@ def test_a_secret_of_few_characters_is_removed_where_it_stands_alone_and_not_fro
     redactor = Redactor({"key": "a", "secret": "no", "token": "abcd"})
     text = "no data: key=a, secret='no' and token abcd-abcde of a bucket are unknown"
     assert redactor.clean(text) == ("*** data: key=***, secret='***' and token ***-***e of *** bucket are unknown")
+
+
+def test_a_listed_file_is_shown_without_its_location():
+    file = StoredFile("a.parquet", "http://user:hunter2@host/a.parquet", 100, "v1", 2.5)
+    assert repr(file) == "StoredFile(path='a.parquet', size=100, etag='v1', modified=2.5)"

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from torch_dataloader_utils.errors import FooterMismatchWarning, UnreadableFileError, warn_user
-from torch_dataloader_utils.formats.base import CountedColumns, Footer, NullCount
+from torch_dataloader_utils.formats.base import ColumnsToCount, Footer, NullCount
 from torch_dataloader_utils.formats.read_cache import ParsedFooters
 from torch_dataloader_utils.formats.recognition import PARQUET_MAGIC, format_hint
 from torch_dataloader_utils.planning.manifest import DataFile, RowGroup
@@ -47,33 +47,33 @@ AS_PARQUET_FILE = {EXTENSIONS: True} if EXTENSIONS in inspect.signature(pq.Parqu
 """The reader that a `ParquetFile` has reads Arrow's extension types, in releases that have some."""
 
 
-class _MetadataAloneError(Exception):
+class _MetadataOnlyError(Exception):
     """Ends the opening of a file once its footer is parsed."""
 
 
-class _MetadataAlone:
+class _MetadataOnly:
     """What `ParquetReader.open` is given as `read_dictionary`, the columns to read as dictionaries.
 
     It asks for them when it has parsed the footer, before it derives Arrow's schema, which takes as long again.
     """
 
     def __iter__(self) -> Iterator[str]:
-        raise _MetadataAloneError
+        raise _MetadataOnlyError
 
 
-METADATA_ALONE = _MetadataAlone()
+METADATA_ONLY = _MetadataOnly()
 
 
 class FooterReader:
     """Reads and parses footers. If consecutive files have equal schemas, as they mostly do, a schema is derived once.
 
-    `counted` returns those of a file's columns whose nulls matter. `parsed` has the first footers of files with
-    their columns, by path.
+    `columns_to_count` returns those of a file's columns whose nulls matter. `parsed` has the first footers of files,
+    with their columns, by path.
     """
 
-    def __init__(self, storage: Storage, counted: CountedColumns = lambda _: ()) -> None:
+    def __init__(self, storage: Storage, columns_to_count: ColumnsToCount = lambda _: ()) -> None:
         self._storage = storage
-        self._counted = counted
+        self._columns_to_count = columns_to_count
         self._mismatches: list[str] = []
         self.parsed = ParsedFooters()
         self._last: Columns | None = None
@@ -151,7 +151,7 @@ class FooterReader:
         if last is None or last.arrow != arrow or not last.is_of(stored):
             schema = read_schema_of(metadata).remove_metadata()
             schema = self._schemas.setdefault(schema.serialize().to_pybytes(), schema)  # equal ones are one object
-            names = self._counted(schema)
+            names = self._columns_to_count(schema)
             leaves = leaves_of(schema, len(stored)) if names else {}
             counted = tuple((name, leaves[name][0]) for name in names)
             last = self._last = Columns(stored, arrow, schema, counted)
@@ -209,10 +209,10 @@ def parse_footer(footer: bytes) -> pq.FileMetaData:
     file = pa.BufferReader(PARQUET_MAGIC + footer)
     reader = pq.ParquetReader()
     try:  # noqa: SIM105 - contextlib takes longer, for each of many files
-        reader.open(file, read_dictionary=METADATA_ALONE)
-    except _MetadataAloneError:
+        reader.open(file, read_dictionary=METADATA_ONLY)
+    except (_MetadataOnlyError, TypeError):
         pass
-    metadata = reader.metadata or pq.read_metadata(file)  # should a release of pyarrow ask for those columns first
+    metadata = reader.metadata or pq.read_metadata(file)  # should a release of pyarrow look at those columns first
     if len(footer) - len(PARQUET_MAGIC) - 4 - metadata.serialized_size == SIGNATURE_BYTES:
         raise OSError("it has encrypted columns, which are not supported: decrypt the file")
     return metadata

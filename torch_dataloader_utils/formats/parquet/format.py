@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from torch_dataloader_utils.formats.base import (
     Codec,
-    CountedColumns,
+    ColumnsToCount,
     Described,
     FileCase,
     FilesToRead,
@@ -42,10 +42,10 @@ class Parquet(Format):
     suffixes: ClassVar[tuple[str, ...]] = ENDINGS["parquet"]
 
     def describe(
-        self, storage: Storage, listing: Listing, known: KnownFooters | None, counted: CountedColumns
+        self, storage: Storage, listing: Listing, known: KnownFooters | None, columns_to_count: ColumnsToCount
     ) -> Described:
         """Read every file's footer, once, or `_metadata` if there is one."""
-        reader = FooterReader(storage, counted)
+        reader = FooterReader(storage, columns_to_count)
         metadata_file = None
         if known is not None and known.metadata_file is not None:
             metadata_file = known_metadata_file(known.metadata_file, listing.files)

@@ -19,7 +19,7 @@ import pyarrow as pa
 from torch_dataloader_utils.errors import UnreadableFileError, nearest
 from torch_dataloader_utils.formats.base import (
     Codec,
-    CountedColumns,
+    ColumnsToCount,
     Described,
     FilesToRead,
     Footer,
@@ -144,7 +144,7 @@ class TextFormat(Format):
         storage: Storage,
         listing: Listing,
         known: KnownFooters | None,
-        counted: CountedColumns,  # noqa: ARG002 - only reading shows nulls
+        columns_to_count: ColumnsToCount,  # noqa: ARG002 - only reading shows nulls
     ) -> Described:
         """Read each file's beginning, cut the file and, if requested, count its rows; once."""
         files = listing.files
