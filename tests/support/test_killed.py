@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from faults import killed
 from faults.killed import Case, Epoch, JobFailed, Trainer, rows_of_files, whole_epoch, write_files
 from faults.outcome import Outcome
 from faults.trainer import commit, read_checkpoint
@@ -29,6 +30,16 @@ def test_a_loader_whose_state_is_behind_is_found_to_repeat_rows(careless, tmp_pa
     assert outcome.faults
     assert outcome.repeated >= BATCH_ROWS
     assert outcome.left == {}
+
+
+def test_each_number_of_ranks_trains_rows_however_late_a_job_is_killed(careless, tmp_path, monkeypatch):
+    monkeypatch.setattr(killed, "PAUSE_SEC", 0.0)
+    monkeypatch.setattr(killed, "LONGEST_SEC", 1.5)
+    outcome = Outcome("", "")
+    epoch = Epoch(careless, Case(ranks=(1, 1, 1)), tmp_path / "data", tmp_path / "epoch", random.Random(2), outcome)
+    epoch.train(most_kills=0)
+    assert len(epoch.committed()) == 3
+    assert outcome.faults >= 2
 
 
 def test_rows_of_a_rewritten_file_are_found_to_be_others(careless, tmp_path):

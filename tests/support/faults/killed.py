@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import random
 import select
@@ -45,6 +46,8 @@ STAGE_KILLS = 100
 STANDS_STILL = (
     f"TimeoutError: {STAGE_KILLS} kills after the last change of the number of ranks, it has not come further"
 )
+MOST = 0.9
+"""A job that must not end the epoch commits about this share of its rows at most."""
 BEFORE = 0.2
 """So many of the kills may fall before the first batch."""
 
@@ -223,12 +226,13 @@ class Epoch:
             if self.case.changed and share == 1:
                 write_files(self.data, only=2)
                 prepare(self.trainer, self.data, self.directory)
-            most, killed = self.outcome.faults + STAGE_KILLS, True
+            most, before, killed = self.outcome.faults + STAGE_KILLS, self.count(), True
             while killed and (share == 1 or self.count() < share * rows):
                 kill = share < 1 or self.outcome.faults < most_kills
-                # However slow the machine is: one kill at least, and one before files change.
-                ends = not kill or (self.outcome.faults > 0 and not (self.case.changed and share < 1))
-                killed = self._train(place, kill=kill, ends=ends)
+                # However slow the machine is: one kill at least, and rows for each stage.
+                ends = share == 1 and (not kill or self.outcome.faults > 0)
+                limit = 0 if ends else math.ceil(min(share, MOST) * rows) - before
+                killed = self._train(place, kill=kill, limit=limit)
                 if self.outcome.faults > most:
                     raise JobFailed(STANDS_STILL)
 
@@ -249,7 +253,7 @@ class Epoch:
     def _path(self, place: int) -> Path:
         return self.directory / f"checkpoint-{place}"
 
-    def _train(self, place: int, *, kill: bool, ends: bool = True) -> bool:
+    def _train(self, place: int, *, kill: bool, limit: int = 0) -> bool:
         """Train until the end, or until a random moment. Return whether it was killed."""
         job = Job(
             str(self.data),
@@ -261,7 +265,7 @@ class Epoch:
             shuffle=self.case.shuffle,
             ahead=self.case.ahead,
             pause=PAUSE_SEC if kill else 0.0,
-            ends=ends,
+            limit=limit,
         )
         began = time.monotonic()
         session, killed = self.trainer.start(job), True

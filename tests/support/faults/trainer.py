@@ -51,7 +51,7 @@ class Job:
         batch_size: Rows of a step of all ranks together. It divides evenly.
         every: Steps between two commits.
         pause: Seconds that a step takes.
-        ends: Whether the epoch may end. Else its ranks wait to be killed.
+        limit: When so many rows are committed, the job waits to be killed; 0 to train until the end.
         rank: Which of the ranks this is.
         prepares: Whether the job is to convert or index the files, and trains nothing.
     """
@@ -67,7 +67,7 @@ class Job:
     batch_size: int = 12
     every: int = 6
     pause: float = 0.0
-    ends: bool = True
+    limit: int = 0
     rank: int = 0
     prepares: bool = False
 
@@ -110,8 +110,6 @@ def train_rank(adapter: Any, job: Job, saved: list[Any] | None, leader: Any, tel
             leader.send((rows, save(), False))
             leader.recv()
             rows = []
-    while not job.ends:
-        signal.pause()
     leader.send((rows, save(), True))
 
 
@@ -133,6 +131,8 @@ def train(adapter: Any, job: Job, tell: Callable[..., None]) -> None:
             more, states[rank], ended[rank] = connection.recv()
             rows[rank] += more
         commit(job.checkpoint, ended, rows, states)
+        while 0 < job.limit <= sum(map(len, rows)):
+            signal.pause()
         ranks = {rank: connection for rank, connection in ranks.items() if not ended[rank]}
         for connection in ranks.values():
             connection.send(None)
