@@ -14,8 +14,8 @@ from support import open_loader, rows_of, write_dataset
 
 from torch_dataloader_utils.reading.batching import Batches
 from torch_dataloader_utils.reading.memory_budget import MemoryBudget
+from torch_dataloader_utils.reading.permuting import Permuter
 from torch_dataloader_utils.reading.row_groups import RowGroupReader
-from torch_dataloader_utils.reading.shuffled import ShuffledScan
 from torch_dataloader_utils.workers import producer
 
 GROUPS = 12
@@ -50,7 +50,7 @@ def test_a_shard_is_decoded_while_the_one_before_it_is_permuted(path, monkeypatc
         MemoryBudget.__init__,
         RowGroupReader.request,
         RowGroupReader.read,
-        ShuffledScan._permuted,
+        Permuter.permuted,
     )
 
     def noted_budget(budget: MemoryBudget, limit: int) -> None:
@@ -73,14 +73,14 @@ def test_a_shard_is_decoded_while_the_one_before_it_is_permuted(path, monkeypatc
         assert not wait_until_none(is_early, LONG_SEC)
         return table
 
-    def noted_permuted(scan: Any, *arguments: Any) -> Any:
-        table = permuted(scan, *arguments)
+    def noted_permuted(permuter: Any, *arguments: Any) -> Any:
+        table = permuted(permuter, *arguments)
         events.append(("permuted", len([kind for kind, _ in events if kind == "permuted"])))
         return table
 
     monkeypatch.setattr(MemoryBudget, "__init__", noted_budget)
     monkeypatch.setattr(RowGroupReader, "request", noted_request)
-    monkeypatch.setattr(ShuffledScan, "_permuted", noted_permuted)
+    monkeypatch.setattr(Permuter, "permuted", noted_permuted)
     loader, _ = open_loader(path, collate_fn=collate_fn, **OPTIONS)
     batches = iter(loader)
     rows = rows_of(next(batches))  # the first shard: two are requested then, and the second is not read before
@@ -100,7 +100,7 @@ def test_what_was_delivered_is_dropped_before_the_next_is_permuted(path, monkeyp
     columns: list[weakref.ref[Any]] = []
     kept: list[int] = []
     delivered = threading.Semaphore(0)
-    read_assignment, permuted = producer.read_assignment, ShuffledScan._permuted
+    read_assignment, permuted = producer.read_assignment, Permuter.permuted
 
     def noted(*arguments: Any) -> Iterator[Any]:
         for content in read_assignment(*arguments):
@@ -109,16 +109,16 @@ def test_what_was_delivered_is_dropped_before_the_next_is_permuted(path, monkeyp
             yield content
             del content
 
-    def permuted_once_dropped(scan: Any, *arguments: Any) -> Any:
+    def permuted_once_dropped(permuter: Any, *arguments: Any) -> Any:
         number = len(columns) - 1
         if number >= 0:
             assert delivered.acquire(timeout=LONG_SEC)
             if wait_until_none(lambda: columns[number]() is not None, LONG_SEC):
                 kept.append(number)
-        return permuted(scan, *arguments)
+        return permuted(permuter, *arguments)
 
     monkeypatch.setattr(producer, "read_assignment", noted)
-    monkeypatch.setattr(ShuffledScan, "_permuted", permuted_once_dropped)
+    monkeypatch.setattr(Permuter, "permuted", permuted_once_dropped)
     loader, _ = open_loader(path, **OPTIONS)
     rows: list[int] = []
     for batch in loader:

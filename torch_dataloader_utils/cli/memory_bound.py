@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch_dataloader_utils.planning.plan import Plan, ShardSlice
-from torch_dataloader_utils.reading.shuffled import BLOCK_SHARE, COPIES, ORDER_BYTES, WHOLE_SHARE
+from torch_dataloader_utils.reading.permuting import COPIES
+from torch_dataloader_utils.reading.shuffled import BLOCK_SHARE, ORDER_BYTES, WHOLE_SHARE
 
 
 def rows_together(plan: Plan) -> int:

@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from torch_dataloader_utils.columns.arrow import nbytes, stacked
-from torch_dataloader_utils.columns.arrow_memory import memory_pool
+from torch_dataloader_utils.columns.arrow import nbytes
 from torch_dataloader_utils.columns.convert import ColumnSlice, convert, join, size_of
 from torch_dataloader_utils.planning.plan import Shard, ShardSlice
-from torch_dataloader_utils.planning.shuffle import left_bounds, permutation, round_bounds
-from torch_dataloader_utils.reading.arrow_threads import allocate_first
+from torch_dataloader_utils.planning.shuffle import left_bounds, round_bounds
 from torch_dataloader_utils.reading.batching import Chunk
 from torch_dataloader_utils.reading.cursor import Cursor
 from torch_dataloader_utils.reading.file_row_group import FileRowGroup
 from torch_dataloader_utils.reading.memory_budget import MemoryBudget, MemoryLease
+from torch_dataloader_utils.reading.permuting import Permuter
 from torch_dataloader_utils.reading.requests import Requests, Step
 from torch_dataloader_utils.reading.row_groups import RowGroupReader
+from torch_dataloader_utils.reading.row_orders import RowOrders
 from torch_dataloader_utils.reading.scan import ReadOptions, Scan
 from torch_dataloader_utils.reading.together import decoded_together
-
-T = TypeVar("T")
-
-MISSING = (1 << 32) - 1
-"""Stands for a row of a missing split. It is above the number of any row of a table in memory."""
 
 WHOLE_SHARE = 4
 """A shard that is shuffled in rounds is read as a whole if it takes no more than this part (a quarter) of the budget:
@@ -41,11 +32,8 @@ delivered, or after it, which is decoded. A larger one of many columns is read a
 
 NARROW_SHARE = 8
 """A shard of numbers whose widest column is no more than this part (an eighth) of it is read as a whole if the budget
-has room for it and for `COPIES` of each column that is being permuted. If they take more than half of the budget, the
+has room for it and for the copies of each column that is being permuted. If they take more than half of the budget, the
 next shard is read once this one is delivered. With few columns, or lists, that was not faster and took more memory."""
-
-COPIES = 2
-"""How often a column of numbers is there beside its shard while it is permuted: in one piece, and permuted."""
 
 ORDER_BYTES = 8
 """What the order of the rows takes of a row while it is drawn."""
@@ -61,17 +49,6 @@ has costs that do not depend on its size."""
 MOST_DRAWN_AT_ONCE = 1 << 15
 """The order of so many rows is drawn by the thread that permutes them, and of more by another one meanwhile: to hand
 over a small task takes longer than the task."""
-
-COLUMNS_OF_A_THREAD = 8
-"""A thread for each so many columns, the reading one included, permutes a few columns at a time, so that the copies
-which are being made stay a small part of the shard."""
-
-PERMUTED_BYTES = 4 << 20
-"""Columns are permuted together up to so many bytes in all threads: after each call of Arrow a thread waits for
-Python's lock."""
-
-PERMUTED_SHARE = 32
-"""They take no more than this part (a 32nd) of the budget, either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,18 +110,16 @@ class ShuffledScan(Scan):
         num_streams: int,
     ) -> None:
         super().__init__(reader, slices, options, budget)
-        self._epoch = epoch
+        assert options.row_shuffle_seed is not None  # noqa: S101 - this scan is used for row-level shuffle alone
+        self._orders = RowOrders(options.row_shuffle_seed, epoch)
+        self._permuter = Permuter(reader.columns, budget.limit)
         self._drawing: dict[int, Future[pa.Array]] = {}  # row orders of the shards that are requested, by position
         self._prepared = -1  # the last of them
         self._most_together = TOGETHER_BYTES // num_streams
-        self._helpers: int = max(1, min(pa.cpu_count(), reader.columns // COLUMNS_OF_A_THREAD)) - 1
-        self._permuted_bytes = min(PERMUTED_BYTES, budget.limit // PERMUTED_SHARE)
-        threads = max(1, self._helpers)
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="shuffle", initializer=allocate_first)
 
     def close(self) -> None:
         """End the threads, and close the reader."""
-        self._threads.shutdown()
+        self._permuter.close()
         super().close()
 
     def chunks(self) -> Generator[Chunk, None, None]:
@@ -250,8 +225,8 @@ class ShuffledScan(Scan):
         widest = max(widths or [], default=0.0)
         if widths is None or NARROW_SHARE * widest > sum(widths):
             return None
-        permuted = max((self._helpers + 1) * widest * shard.rows_read, self._permuted_bytes)
-        whole = int(size + ORDER_BYTES * shard.rows_read + COPIES * permuted)
+        copied = self._permuter.copied_bytes(widest * shard.rows_read)
+        whole = int(size + ORDER_BYTES * shard.rows_read + copied)
         return whole if whole <= self.budget.limit else None
 
     def _size(self, groups: Sequence[FileRowGroup]) -> int:
@@ -276,7 +251,7 @@ class ShuffledScan(Scan):
             read.tables.clear()
         positions = [(read.position, read.shard_slice.start) for read in together]
         together.clear()
-        table = self._permuted(parts, pa.concat_arrays(orders) if len(orders) > 1 else orders[0], request_more)
+        table = self._permuter.permuted(parts, pa.concat_arrays(orders) if len(orders) > 1 else orders[0], request_more)
         columns = convert(table, self.options.transform)
         del table
         lease.resize(self._half_at_least(size_of(columns)))
@@ -295,7 +270,7 @@ class ShuffledScan(Scan):
         shard_slice = step.shard_slice
         skip = max(0, shard_slice.start - block.first)
         drawn = self._drawn(block.indices, shard_slice.shard, block.rounds[0], sum(part.num_rows for part in parts))
-        table = self._permuted(parts, drawn.slice(skip, shard_slice.stop - block.first - skip))
+        table = self._permuter.permuted(parts, drawn.slice(skip, shard_slice.stop - block.first - skip))
         block.lease.resize(self._half_at_least(nbytes(table)))
         converted = convert(table, self.options.transform)
         return Chunk(step.position, block.first + skip, table.num_rows, block.last, converted, block.lease)
@@ -305,74 +280,12 @@ class ShuffledScan(Scan):
         if indices is not None:
             return indices.result()
         if self.reader.knows_rows:  # all of a shard's, since the order of single rounds was drawn while they were read
-            return self._indices(shard, range(shard.rounds))
-        return _packed(self._permutation(shard, number, rows))
-
-    def _permuted(
-        self, parts: list[pa.Table], indices: pa.Array, meanwhile: Callable[[], object] = lambda: None
-    ) -> pa.Table:
-        """Permute rows, some columns at a time in each of several threads, and free what is permuted.
-
-        The list of the parts is emptied, for nothing else may keep them in memory. `meanwhile` is called before each
-        call of Arrow.
-        """
-        whole = stacked(parts)
-        parts.clear()
-        meanwhile()
-        if whole.get_total_buffer_size() <= TOGETHER_BYTES:  # a copy of all columns at once is small
-            return pc.take(whole, indices, boundscheck=False, memory_pool=memory_pool())
-        names = whole.column_names
-        starts = starts_of_groups(whole, self._permuted_bytes // (self._helpers + 1))
-        groups = zip(starts, [*starts[1:], len(names)], strict=True)
-        left = deque((start, whole.select(range(start, stop))) for start, stop in groups)
-        del whole
-        permuted: dict[int, pa.Table] = {}
-
-        def permute(before_each: Callable[[], object] = lambda: None) -> None:
-            while taken := _first(left):
-                before_each()
-                permuted[taken[0]] = pc.take(
-                    taken[1], indices, boundscheck=False, memory_pool=memory_pool()
-                )  # each index is a row's number
-                del taken
-
-        helping = [self._threads.submit(permute) for _ in range(self._helpers)]
-        permute(meanwhile)
-        for helper in helping:
-            if not helper.cancel():  # one that has not begun has no column, and may wait for an order that is drawn
-                helper.result()
-        return pa.table([column for start in starts for column in permuted[start].columns], names=names)
+            return self._orders.of_rounds(shard, range(shard.rounds))
+        return self._orders.of_read(shard, number, rows)
 
     def _draw(self, shard: Shard, rounds: range) -> Future[pa.Array] | None:
         """Begin to draw the order of rounds, where it is known how many rows they have."""
-        return None if not self.reader.knows_rows else self._threads.submit(self._indices, shard, rounds)
-
-    def _indices(self, shard: Shard, rounds: range) -> pa.Array:
-        """Return the order of the rows of rounds, as indices into the tables that are read for them."""
-        if shard.rounds == 1 and not shard.missing:
-            return _packed(self._permutation(shard, 0, shard.rows_read))
-        begins, ends = left_bounds(shard, rounds[0]), left_bounds(shard, rounds[-1])
-        offsets: list[int | None] = []  # from a row's number in its row group to its index in the tables, by split
-        rows = 0
-        for split, ((begin, _), (_, end)) in enumerate(zip(begins, ends, strict=True)):
-            missing = split in shard.missing
-            offsets.append(None if missing else rows - begin)
-            rows += 0 if missing else end - begin
-        orders = []
-        for number in rounds:
-            parts = [
-                np.full(stop - start, MISSING) if offset is None else np.arange(start + offset, stop + offset)
-                for (start, stop), offset in zip(left_bounds(shard, number), offsets, strict=True)
-            ]
-            indices = np.concatenate(parts)
-            order = indices[self._permutation(shard, number, len(indices))]
-            orders.append(_in_few_bytes(order[order != MISSING] if shard.missing else order, rows))
-        return pa.array(np.concatenate(orders))
-
-    def _permutation(self, shard: Shard, number: int, rows: int) -> npt.NDArray[np.intp]:
-        seed = self.options.row_shuffle_seed
-        assert seed is not None  # noqa: S101 - this scan is used for row-level shuffle alone
-        return permutation(rows, seed=seed, epoch=self._epoch, shard=shard, number=number)
+        return None if not self.reader.knows_rows else self._permuter.submit(self._orders.of_rounds, shard, rounds)
 
     def _half_at_least(self, size: int) -> int:
         """Return the bytes to lease for a shard: at least half of the budget, so that there are never more than two."""
@@ -434,36 +347,6 @@ class ShuffledScan(Scan):
         for number in range(begin, shard.rounds, together):
             rounds = range(number, min(number + together, shard.rounds))
             yield rounds, self._half_at_least(len(rounds) * largest)
-
-
-def _first(left: deque[T]) -> T | None:
-    """Take the first of what is left, of which other threads take as well; None if nothing is."""
-    try:
-        return left.popleft()
-    except IndexError:
-        return None
-
-
-def starts_of_groups(table: pa.Table, most: int) -> list[int]:
-    """Return where groups of neighbouring columns begin that take so many bytes at most, or have one column."""
-    starts, taken = [0], 0
-    for number, column in enumerate(table.columns):
-        size = column.get_total_buffer_size()
-        if number and taken + size > most:
-            starts.append(number)
-            taken = 0
-        taken += size
-    return starts
-
-
-def _packed(order: npt.NDArray[np.intp]) -> pa.Array:
-    """Return the order of all rows of a table as Arrow takes it fastest."""
-    return pa.array(_in_few_bytes(order, len(order)))
-
-
-def _in_few_bytes(indices: npt.NDArray[np.intp], rows: int) -> npt.NDArray[np.integer[Any]]:
-    """Return indices into so many rows in as few bytes as may be."""
-    return indices.astype(np.uint32) if rows < MISSING else indices
 
 
 def _bounds(shard: Shard, number: int) -> list[tuple[int, int]]:

@@ -8,7 +8,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_dataloader_utils.reading.shuffled import starts_of_groups
+from torch_dataloader_utils.reading.permuting import starts_of_groups
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=30), st.integers(0, 100))

@@ -16,8 +16,8 @@ from support import all_rows_of, batches_of, open_loader, rows_of, write_dataset
 
 from torch_dataloader_utils.columns.arrow_memory import memory_pool
 from torch_dataloader_utils.errors import ColumnError, UnreadableFileError
-from torch_dataloader_utils.reading import shuffled
 from torch_dataloader_utils.reading import together as together_rules
+from torch_dataloader_utils.reading.permuting import Permuter
 
 NUMBERS = ["value", "score"]
 ROWS = 50
@@ -114,13 +114,13 @@ def test_strings_that_stay_in_a_dictionary_take_its_memory_alone(tmp_path, toget
 def test_shards_of_strings_that_all_rows_have_are_not_read_together(tmp_path, monkeypatch):
     """Each takes little in its file, and many would be estimated to fit."""
     shards: list[int] = []
-    permuted = shuffled.ShuffledScan._permuted
+    permuted = Permuter.permuted
 
     def note_shards(self, parts, indices, meanwhile):
         shards.append(len(parts))
         return permuted(self, parts, indices, meanwhile)
 
-    monkeypatch.setattr(shuffled.ShuffledScan, "_permuted", note_shards)
+    monkeypatch.setattr(Permuter, "permuted", note_shards)
     for file in range(20):
         table = pa.table({"text": [str(file % 10) * 5_000] * 500, "number": range(500)})
         pq.write_table(table, tmp_path / f"{file:02}.parquet")
