@@ -30,6 +30,7 @@ from torch_dataloader_utils import CheckpointMismatchError, LostRowsWarning
 from torch_dataloader_utils.errors import ColumnError, UnreadableFileError
 from torch_dataloader_utils.formats.text.csv import Csv
 from torch_dataloader_utils.formats.text.footer import Cutting
+from torch_dataloader_utils.formats.text.lines import Text
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
@@ -134,6 +135,39 @@ def test_a_header_may_fill_the_first_block_alone(tmp_path: Path):
     (tmp_path / "data.csv").write_text("".join(f"{line}\n" for line in [",".join(names), *rows]))
     loader, _ = open_text(tmp_path, format="csv", format_options={"block_size": 220})
     assert [value for batch in loader for value in batch["column_3"]] == [row * 100 + 3 for row in range(30)]
+
+
+@pytest.mark.parametrize("begin", ["", "\ufeff"])
+@pytest.mark.parametrize("ending", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize(
+    ("cells", "options"),
+    [
+        pytest.param(["7", "0.5", ""], {}, id="plain"),
+        pytest.param(["7", "text", "2020-01-01"], {"quote_char": False}, id="unquoted"),
+        pytest.param(['"x,y"', "7"], {}, id="quoted"),
+        pytest.param(['"x\ny"', "7"], {}, id="lines in quotes"),
+        pytest.param(['"x\ny"', "7"], {"newlines_in_values": True}, id="rows of lines"),
+        pytest.param(["x\\\ny", "7"], {"newlines_in_values": True, "escape_char": "\\"}, id="escaped lines"),
+    ],
+)
+def test_csv_has_the_columns_that_pyarrow_infers_from_the_first_block_wherever_it_ends(cells, options, ending, begin):
+    rows = [f"{row},{cells[row % len(cells)]}" for row in range(9)]
+    content = (begin + ending.join(["first,second", *rows, "0.5,-", ""])).encode()
+    for block_size in range(len(begin.encode()) + len(f"first,second{ending}"), len(content) + 2):
+        reading = pacsv.ReadOptions(block_size=block_size, use_threads=False)
+        described = Csv({"block_size": block_size, **options}, Cutting(1 << 20), counts=False)
+        head = content[: described.head_bytes]
+        is_all = len(head) == len(content)
+        looked_at = head if is_all else head[: max(head.rfind(b"\n"), head.rfind(b"\r")) + 1]
+        try:
+            reader = pacsv.open_csv(io.BytesIO(looked_at), reading, pacsv.ParseOptions(**options))
+            expected = reader.schema, next((batch.num_rows for batch in reader), 0)
+        except pa.ArrowInvalid:
+            with pytest.raises(UnreadableFileError):
+                described.sample(Text("data.csv", pa.py_buffer(head)), is_all=is_all)
+            continue
+        sample = described.sample(Text("data.csv", pa.py_buffer(head)), is_all=is_all)
+        assert (sample.schema, sample.rows) == expected, block_size
 
 
 @pytest.mark.parametrize("skipped", ['"not closed', "5\" by 3', x"])

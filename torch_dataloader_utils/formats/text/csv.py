@@ -82,16 +82,31 @@ class Csv(TextFormat):
         if 0 in content and csv_options.is_ascii_like(self.options):
             raise text.error(content[: content.index(0)].count(b"\n") + 1, ZERO)
         with lines.errors(text):
-            read = csv_options.read_options(self.options, use_threads=False)
-            reader = csv.open_csv(text.open(), read, self._parse_options(), csv_options.convert_options(self.options))
-            reader.schema.names  # noqa: B018 - they may be no text
-            rows = next((batch.num_rows for batch in reader), 0)
+            schema, rows = self._inferred(self._first_block(content))
+            if not rows:
+                schema, rows = self._inferred(content)
         given = csv_options.column_types(self.options)
-        for column in reader.schema:
+        for column in schema:
             if pa.types.is_binary(column.type) and column.name not in given and self.options.get("check_utf8", True):
-                as_text = CsvParser(self.options, reader.schema.names, pa.schema([(column.name, pa.string())]))
+                as_text = CsvParser(self.options, schema.names, pa.schema([(column.name, pa.string())]))
                 next(as_text.batches(text, use_threads=False), None)  # names the line that is not valid text
-        return Sample(reader.schema, rows, min(len(content), self.head_bytes // 2))
+        return Sample(schema, rows, min(len(content), self.head_bytes // 2))
+
+    def _first_block(self, content: bytes) -> bytes:
+        """Return the lines that infer columns, where each is a row. Of more, pyarrow parses a second block, too."""
+        block = content[: self.block_bytes]
+        quote = csv_options.quote_of(self.options)
+        if not _is_cuttable(self.options) or (quote and quote in block):
+            return content
+        return block[: max(block.rfind(b"\n"), block.rfind(b"\r")) + 1] or content
+
+    def _inferred(self, content: bytes) -> tuple[pa.Schema, int]:
+        """Return the columns that pyarrow infers from the first block with rows, and how many rows that has."""
+        read = csv_options.read_options(self.options, use_threads=False)
+        convert = csv_options.convert_options(self.options)
+        reader = csv.open_csv(pa.BufferReader(content), read, self._parse_options(), convert)
+        reader.schema.names  # noqa: B018 - they may be no text
+        return reader.schema, next((batch.num_rows for batch in reader), 0)
 
     def _names(self, text: Text) -> list[str]:
         """Return the columns of a file, even if its values cannot be parsed."""
