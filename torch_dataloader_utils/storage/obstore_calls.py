@@ -55,6 +55,7 @@ class ObstoreCalls:
         self._options = options
         self._timeout = timedelta(seconds=timeout_sec)
         self._buckets: dict[str, Any] = {}
+        self._lock = Lock()
         _living.add(self)
 
     def head(self, bucket: str, path: str) -> dict[str, Any]:
@@ -91,14 +92,16 @@ class ObstoreCalls:
         return str(self._obstore.sign(self._bucket(bucket), "GET", path, SIGNED_FOR))
 
     def _bucket(self, name: str) -> Any:
-        if name not in self._buckets:
-            self._buckets[name] = self._new_store(
-                name,
-                **self._options,
-                client_options={"allow_http": True, "timeout": self._timeout},
-                retry_config={"max_retries": 0, "retry_timeout": self._timeout},
-            )
-        return self._buckets[name]
+        """Return the client of a bucket. Threads that want it at once make one: that takes some 15 ms."""
+        with self._lock:
+            if name not in self._buckets:
+                self._buckets[name] = self._new_store(
+                    name,
+                    **self._options,
+                    client_options={"allow_http": True, "timeout": self._timeout},
+                    retry_config={"max_retries": 0, "retry_timeout": self._timeout},
+                )
+            return self._buckets[name]
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows

@@ -206,3 +206,33 @@ def test_a_forked_process_keeps_what_it_inherits():
     """To end a client asks its runtime, whose lock another thread may have had when the process was forked."""
     pytest.importorskip("obstore")
     subprocess.run([sys.executable, "-c", INHERITED], check=True, timeout=60)
+
+
+AT_ONCE = """
+import threading, time
+from torch_dataloader_utils.storage.obstore_calls import ObstoreCalls
+
+calls = ObstoreCalls({"endpoint": "http://127.0.0.1:1", "region": "us-east-1", "skip_signature": True}, 1)
+made, new_store = [], calls._new_store
+
+
+def new_slowly(*arguments, **options):
+    time.sleep(0.2)  # threads that are not kept out come meanwhile
+    made.append(new_store(*arguments, **options))
+    return made[-1]
+
+
+calls._new_store = new_slowly
+threads = [threading.Thread(target=calls.signed, args=("bucket", "key")) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert len(made) == 1, made
+"""
+
+
+def test_threads_that_want_a_bucket_at_once_make_one_client():
+    """To make one takes some 15 ms of a processor, and threads that fetch want it at the same moment."""
+    pytest.importorskip("obstore")
+    subprocess.run([sys.executable, "-c", AT_ONCE], check=True, timeout=60)
