@@ -150,7 +150,7 @@ class StepScan:
 
     def _count(self, reader: RowGroupReader, group: FileRowGroup) -> int:
         reader.request(group, whole=True)
-        self.bytes_read += reader.stored_bytes(group)
+        self.bytes_read += reader.sizes.stored_bytes(group)
         return int(reader.read(group).num_rows)
 
 

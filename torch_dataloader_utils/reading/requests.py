@@ -150,7 +150,7 @@ class Requests(Iterator[tuple[Step, MemoryLease]]):
                 break
             run = self._run
             run.waiting.popleft()
-            run.requested_bytes += self._reader.stored_bytes(step.group)
+            run.requested_bytes += self._reader.sizes.stored_bytes(step.group)
             if step.requested:
                 try:
                     if step.behind:
@@ -197,7 +197,7 @@ class Requests(Iterator[tuple[Step, MemoryLease]]):
         """Yield the steps in runs, each of which one request is for."""
         run = _Run()
         for step in steps:
-            stored = self._reader.stored_bytes(step.group)
+            stored = self._reader.sizes.stored_bytes(step.group)
             if run.waiting and not self._may_join(run, step, stored):
                 yield run
                 run = _Run()
@@ -214,7 +214,7 @@ class Requests(Iterator[tuple[Step, MemoryLease]]):
 
     def _reaches(self, size: RequestSize, run: _Run) -> bool:
         """Whether as much was requested of a run as one request should be for."""
-        following = self._reader.stored_bytes(run.waiting[0].group)
+        following = self._reader.sizes.stored_bytes(run.waiting[0].group)
         return run.requested_bytes > 0 and run.requested_bytes + following > size.bytes
 
     def _may_join(self, run: _Run, step: Step, stored: int) -> bool:

@@ -18,10 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from torch_dataloader_utils.columns.arrow import has_fixed_width, is_bytes, row_bytes, sliced, stacked, width
+from torch_dataloader_utils.columns.arrow import sliced, stacked
 from torch_dataloader_utils.columns.arrow_memory import release_unused
 from torch_dataloader_utils.errors import TransformError, UnreadableFileError
-from torch_dataloader_utils.formats.base import Measures
 from torch_dataloader_utils.formats.opened_files import OpenedFiles
 from torch_dataloader_utils.formats.read_cache import ReadCache
 from torch_dataloader_utils.planning.excluded import NOTHING_EXCLUDED, EpochExclusions
@@ -33,14 +32,12 @@ from torch_dataloader_utils.reading.decoder import Decoded, DecodedTables, Decod
 from torch_dataloader_utils.reading.fetcher import FETCHES, Fetcher
 from torch_dataloader_utils.reading.file_row_group import FileRowGroup, row_groups_of
 from torch_dataloader_utils.reading.row_selection import RowSelection
+from torch_dataloader_utils.reading.sizes import RowGroupSizes
 from torch_dataloader_utils.reading.work import Wait
 from torch_dataloader_utils.storage.request_size import RequestSize
 
 ROW_NUMBERS_COLUMN = "\ufdd0row numbers"
 """The name of the column of row numbers where the rows that a filter keeps are looked up."""
-
-REPEATED_BYTES = 1 << 20
-"""Strings that take no more, even if each row had all values of their dictionary, are read with others in any case."""
 
 MOST_DECODERS = 8
 """Row groups that are decoded at once, if the machine has the processors: a row group of few columns keeps few busy."""
@@ -53,6 +50,9 @@ class RowGroupReader:
     whether to add the rows' marks as well. Excluded rows that the plan leaves out are left out; with `flags_removed`,
     the column `REMOVED_COLUMN` flags those that batches are to lose. `encodable` are columns that may be dictionaries
     in some tables, and their values in others, unless the reader needs the values itself.
+
+    Attributes:
+        sizes: How large its row groups are.
     """
 
     def __init__(
@@ -68,13 +68,10 @@ class RowGroupReader:
     ) -> None:
         self._files = files
         self._excluded = excluded
-        self._sizes = read_cache.sizes
         self._selection = RowSelection(
             files, row_id_column, excluded, adds_marks=adds_marks, flags_removed=flags_removed
         )
         self._deleted = self._selection.deleted
-        self._has_fixed_widths = all(map(has_fixed_width, files.needed.types))
-        self._has_single_values = all(has_fixed_width(dtype) or is_bytes(dtype) for dtype in files.needed.types)
         file_of = files.manifest.file
         stored = files.stored_rows or {}
         self._groups = cache(lambda path: row_groups_of(file_of(path), stored.get(path)))
@@ -84,14 +81,20 @@ class RowGroupReader:
 
         may_be_encoded = set() if files.makes_rows else set(encodable) - self._selection.compared
         codec = self._codec = files.format.codec(files, read_cache.footers, may_be_encoded)
-        self._added_bytes = cache(self._count_added_bytes)
-        self._measures = cache(self._new_measures)  # small, and needed in any order
         self._fetcher = Fetcher(files.storage, files.files, codec.layout, files.row_group_name)
         self._held: list[ReferenceType[Any]] = []  # of files that were closed
         self._new_decoder = partial(Decoder, files, codec, self._fetcher, read_cache.reads, self._held)
         self._decoders = [self._new_decoder() for _ in range(min(MOST_DECODERS, pa.cpu_count()))]
         self._decoded: defaultdict[tuple[FileRowGroup, ...], deque[DecodedTables]] = defaultdict(deque)
         self._waits: list[Wait] = []
+        self.sizes = RowGroupSizes(
+            files,
+            codec,
+            read_cache.sizes,
+            self._selection,
+            fetches=self._fetcher.fetches,
+            on_wait=self._waits.append,
+        )
 
     @property
     def columns(self) -> int:
@@ -149,37 +152,15 @@ class RowGroupReader:
         columns would be copied to join them. Where bytes are fetched, each row group is decoded as soon as its own have
         come. A transform gets each by itself.
         """
-        return self._has_fixed_widths and self._can_join(path)
+        return self.sizes.has_fixed_widths and self._can_join(path)
 
     def joins_small(self, group: FileRowGroup) -> bool:
         """Whether a row group may be read as one with a few others, also of other files, if all of them are small.
 
         It may have strings, too, once some of each column were decoded, which tells how large they become.
         """
-        can_join = self._has_single_values and self._can_join(group.path) and self.knows_sizes(group)
-        return can_join and self._takes_as_before(group)
-
-    def has_usual_size(self, group: FileRowGroup) -> bool:
-        """Whether a row group will be about as large as is estimated: other ones were decoded that are like it."""
-        if self._measures(group.path).rows is not None:  # text
-            return True
-        return self._takes_as_before(group) if self._has_single_values else self.knows_sizes(group)
-
-    def _takes_as_before(self, group: FileRowGroup) -> bool:
-        """Whether the strings of a row group are about as large as those that were decoded, as far as its footer tells.
-
-        A large one that all rows have is in a dictionary, which takes little in the file.
-        """
-        rows = group.unfiltered + len(self._deleted(group))
-        return all(
-            rows * stored <= REPEATED_BYTES or self._sizes.are_as_before(name, rows, stored)
-            for name, stored in self._stored_of(group)
-        )
-
-    def _stored_of(self, group: FileRowGroup) -> Iterator[tuple[str, int]]:
-        """Yield the columns of no fixed width, and what a row group takes of each in its file."""
-        for name, sizes in self._measures(group.path).variable.items():
-            yield name, sum(sizes[number] for number in group.numbers)
+        can_join = self.sizes.has_single_values and self._can_join(group.path) and self.sizes.are_known(group)
+        return can_join and self.sizes.are_as_before(group)
 
     def _can_join(self, path: str) -> bool:
         return self._codec.joins_row_groups and not self.makes_rows and not self._fetcher.fetches(path)
@@ -197,61 +178,6 @@ class RowGroupReader:
         """Return the row groups that are read as one, each by itself."""
         return [group] if group.count == 1 else [self.group(group.path, number) for number in group.numbers]
 
-    # Sizes ---------------------------------------------------------------------------------------------------------
-
-    def stored_bytes(self, group: FileRowGroup) -> int:
-        """Return the compressed bytes that reading a row group takes from storage."""
-        return sum(self._measures(group.path).stored[number] for number in group.numbers)
-
-    def fetched_bytes(self, group: FileRowGroup) -> int:
-        """Return the bytes that are in memory before a row group is decoded."""
-        return self.stored_bytes(group) if self._fetcher.fetches(group.path) else 0
-
-    def knows_sizes(self, group: FileRowGroup) -> bool:
-        """Whether the row group's size in memory can be estimated well.
-
-        Text tells its size. Other formats' footers tell too little of columns of no fixed width, so some rows of all of
-        these columns have to be decoded first.
-        """
-        measures = self._measures(group.path)
-        return measures.rows is not None or self._sizes.knows(measures.variable)
-
-    def expected_rows(self, group: FileRowGroup) -> int:
-        """Return the rows of a row group; an estimate where they are not counted."""
-        expected = self._measures(group.path).rows
-        return group.unfiltered if expected is None else sum(expected[number] for number in group.numbers)
-
-    def decoded_bytes(self, group: FileRowGroup) -> int:
-        """Return how large a row group will be in memory: exact for numbers, for other types by what was decoded.
-
-        Deleted rows count: they are decoded before they are left out.
-        """
-        measures = self._measures(group.path)
-        rows = self.expected_rows(group) + len(self._deleted(group))
-        size = rows * (measures.row_bytes + self._added_bytes(group.path))
-        for name, sizes in measures.variable.items():
-            size += max(rows * self._sizes.expected(name), sum(sizes[number] for number in group.numbers))
-        return max(1, int(size))
-
-    @property
-    def widths(self) -> list[float] | None:
-        """Bytes of a row in each column that is read, and in those that are added; None if one has no fixed width."""
-        added = self._selection.schema.types[len(self._files.schema) :]
-        return list(map(width, [*self._files.needed.types, *added])) if self._has_fixed_widths else None
-
-    def _count_added_bytes(self, path: str) -> float:
-        """Return what a row takes in columns that the file does not have."""
-        sources = self._files.projection(path).sources
-        missing = [field for field, source in zip(self._files.needed, sources, strict=True) if source is None]
-        return sum(width(field.type) for field in missing) + self._selection.added_bytes
-
-    def _new_measures(self, path: str) -> Measures:
-        began = time.perf_counter()
-        measures = self._codec.layout(path).measures()  # waits for the file's footer
-        ended = time.perf_counter()
-        self._waits.append(Wait(began, ended, ended))
-        return measures
-
     # Reading -------------------------------------------------------------------------------------------------------
 
     @property
@@ -266,7 +192,7 @@ class RowGroupReader:
         """
         self._fetcher.request(group.path, group.number, [later.number for later in following])
         if whole:
-            decoded = self._next_decoder().whole(group.path, group.numbers, self.stored_bytes(group))
+            decoded = self._next_decoder().whole(group.path, group.numbers, self.sizes.stored_bytes(group))
             # Two slices of one shard may follow one another and request the same row group.
             self._decoded[group,].append(decoded)
 
@@ -276,7 +202,7 @@ class RowGroupReader:
             (path, [number for group in of_file for number in group.numbers])
             for path, of_file in groupby(groups, key=attrgetter("path"))
         ]
-        decoded = self._next_decoder().of_files(wanted, sum(map(self.stored_bytes, groups)))
+        decoded = self._next_decoder().of_files(wanted, sum(map(self.sizes.stored_bytes, groups)))
         self._decoded[tuple(groups)].append(decoded)
 
     def receives(self, group: FileRowGroup) -> bool:
@@ -464,8 +390,9 @@ class RowGroupReader:
 
     def take_waits(self) -> tuple[Wait, ...]:
         """Return when rows were waited for, since the last call."""
-        waits, self._waits = self._waits, []
-        return tuple(waits)
+        waits = tuple(self._waits)
+        self._waits.clear()
+        return waits
 
     def _note_wait(self, began: float, decoded: Decoded) -> None:
         """Note that rows were waited for until now."""
@@ -481,7 +408,7 @@ class RowGroupReader:
         self._codec.close()
         wait_for_release(self._held)
         release_unused()  # what threads that ended leave behind would pile up over epochs
-        del self._kept, self._added_bytes, self._measures  # which refer to this reader: it would wait for the collector
+        del self._kept  # which refers to this reader: it would wait for the collector
 
     def _next_decoder(self) -> Decoder:
         """Return the decoder with the fewest bytes of whole row groups; of several the one returned longest ago."""
@@ -516,11 +443,7 @@ class RowGroupReader:
 
     def _selected(self, group: FileRowGroup, table: pa.Table, first: int) -> tuple[pa.Table, int]:
         """Return what is delivered of a row group's stored rows from `first` on, and how many are not deleted."""
-        self._sizes.learn(table)
-        rows = group.unfiltered + len(self._deleted(group))
-        if len(table) and first + len(table) == rows and self._has_single_values and not self._has_fixed_widths:
-            for name, stored in self._stored_of(group):
-                self._sizes.learn_stored(name, stored, row_bytes(table[name]) * rows)
+        self.sizes.learn(group, table, first)
         return self._selection.apply(group, table, first)
 
     def group(self, path: str, number: int) -> FileRowGroup:

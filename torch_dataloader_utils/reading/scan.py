@@ -90,7 +90,7 @@ class Scan(ABC):
 
     def count(self, group: FileRowGroup, *, again: bool) -> None:
         """Count a row group that is read, its stored bytes, and whether it is read again after a resume."""
-        size = self.reader.stored_bytes(group)
+        size = self.reader.sizes.stored_bytes(group)
         self._counters.row_groups_read += group.count
         self._counters.bytes_read += size
         if again:

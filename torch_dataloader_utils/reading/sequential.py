@@ -114,11 +114,11 @@ class SequentialScan(Scan):
                     count = group.count + sum(each.count for each in behind)
                     most = max(most, 2 * count)
                     last = not left or (after >= shard_slice.stop and counted)
-                    decoded = sum(map(self.reader.decoded_bytes, (group, *behind)))
-                    fits = budget_for_whole(decoded) <= self.budget.limit and self.reader.knows_sizes(group)
+                    decoded = sum(map(self.reader.sizes.decoded_bytes, (group, *behind)))
+                    fits = budget_for_whole(decoded) <= self.budget.limit and self.reader.sizes.are_known(group)
                     whole = fits or count > 1  # several are never read in parts
                     decoding = decoded + decoded // SCRATCH_SHARE
-                    size = self.reader.fetched_bytes(group) + decoding if whole else 0
+                    size = self.reader.sizes.fetched_bytes(group) + decoding if whole else 0
                     others = tuple(self.slices[position + 1 : following])
                     step = Step(position, shard_slice, group, first, last, number, whole, size, following=others)
                     yield replace(step, behind=behind) if behind else step
@@ -216,8 +216,8 @@ class SequentialScan(Scan):
         share = max(1, self.budget.limit // PART_SHARE)
 
         def rows_of_part() -> int:
-            rows = max(1, self.reader.expected_rows(group) * share // self.reader.decoded_bytes(group))
-            return rows if self.reader.knows_sizes(group) else min(rows, FIRST_ROWS)
+            rows = max(1, self.reader.sizes.expected_rows(group) * share // self.reader.sizes.decoded_bytes(group))
+            return rows if self.reader.sizes.are_known(group) else min(rows, FIRST_ROWS)
 
         counted = self.reader.knows_rows
         left = self.reader.rows_left(group) if counted else group.rows

@@ -185,7 +185,7 @@ class ShuffledScan(Scan):
                     break
                 if self._whole_size(self.slices[following].shard, groups) is None:
                     break
-                if not all(map(self.reader.has_usual_size, (*together[-1], *groups))):
+                if not all(map(self.reader.sizes.are_usual, (*together[-1], *groups))):
                     break
                 together.append(groups)
                 size += self._size(groups)
@@ -217,11 +217,11 @@ class ShuffledScan(Scan):
         size = self._size(groups)
         if shard.rounds == 1:
             return size
-        if not (self.reader.knows_rows and all(map(self.reader.knows_sizes, groups))):
+        if not (self.reader.knows_rows and all(map(self.reader.sizes.are_known, groups))):
             return None
         if size + ORDER_BYTES * shard.rows_read <= self.budget.limit // WHOLE_SHARE:
             return size
-        widths = self.reader.widths
+        widths = self.reader.sizes.widths
         widest = max(widths or [], default=0.0)
         if widths is None or NARROW_SHARE * widest > sum(widths):
             return None
@@ -230,7 +230,7 @@ class ShuffledScan(Scan):
         return whole if whole <= self.budget.limit else None
 
     def _size(self, groups: Sequence[FileRowGroup]) -> int:
-        return sum(self.reader.fetched_bytes(group) + self.reader.decoded_bytes(group) for group in groups)
+        return sum(self.reader.sizes.fetched_bytes(group) + self.reader.sizes.decoded_bytes(group) for group in groups)
 
     def _chunks_of(
         self, together: list[_Read], lease: MemoryLease, request_more: Callable[[], object]
@@ -341,7 +341,7 @@ class ShuffledScan(Scan):
 
     def _blocks(self, shard: Shard, begin: int, groups: Sequence[FileRowGroup]) -> Iterator[tuple[range, int]]:
         """Yield the rounds to read together, from one round on, and the bytes to lease for them."""
-        row_bytes = sum(self.reader.decoded_bytes(group) for group in groups) // shard.rows_read + 1
+        row_bytes = sum(self.reader.sizes.decoded_bytes(group) for group in groups) // shard.rows_read + 1
         largest = sum(-(-group.rows // shard.rounds) for group in groups) * row_bytes
         together = 1 if not self.reader.knows_rows else max(1, self.budget.limit // (BLOCK_SHARE * largest))
         for number in range(begin, shard.rounds, together):

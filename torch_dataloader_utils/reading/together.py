@@ -50,13 +50,13 @@ class Joiner:
         reader = self._reader
         group = self.joined_of_file(group, left, most, wanted)
         behind: list[FileRowGroup] = []
-        count, rows, size = group.count, reader.rows_left(group), reader.decoded_bytes(group)
+        count, rows, size = group.count, reader.rows_left(group), reader.sizes.decoded_bytes(group)
         if size > COPIED_BYTES or not reader.joins_small(group):
             return group, ()
         while left and count < min(most, MOST_TOGETHER) and (wanted is None or rows < wanted):
             added = left[0]
             try:
-                decoded = reader.decoded_bytes(added)
+                decoded = reader.sizes.decoded_bytes(added)
             except OSError:  # its footer cannot be read: raised again for its own step, after the rows before it
                 break
             size += decoded
@@ -76,9 +76,9 @@ class Joiner:
         reader = self._reader
         if not left or not reader.joins(group.path):
             return group
-        size = reader.decoded_bytes(group)
-        while left and group.count < most and group.is_followed_by(left[0]) and reader.knows_sizes(left[0]):
-            size += reader.decoded_bytes(left[0])
+        size = reader.sizes.decoded_bytes(group)
+        while left and group.count < most and group.is_followed_by(left[0]) and reader.sizes.are_known(left[0]):
+            size += reader.sizes.decoded_bytes(left[0])
             if size > self._limit or (wanted is not None and reader.rows_left(group) >= wanted):
                 break
             group = group.joined_with(left.popleft())
@@ -98,9 +98,9 @@ def decoded_together(
     while left:
         numbers = [left.popleft()]
         group = groups[numbers[0]]
-        paths, taken = {group.path}, reader.decoded_bytes(group)
+        paths, taken = {group.path}, reader.sizes.decoded_bytes(group)
         while left and _may_join(reader, group) and _may_join(reader, added := groups[left[0]]):
-            taken += reader.decoded_bytes(added)
+            taken += reader.sizes.decoded_bytes(added)
             paths.add(added.path)
             if taken > limit or len(paths) > MOST_TOGETHER:
                 break
