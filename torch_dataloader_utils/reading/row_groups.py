@@ -391,7 +391,7 @@ class RowGroupReader:
     def take_waits(self) -> tuple[Wait, ...]:
         """Return when rows were waited for, since the last call."""
         waits = tuple(self._waits)
-        self._waits.clear()
+        self._waits.clear()  # the list stays the one that `sizes` adds to
         return waits
 
     def _note_wait(self, began: float, decoded: Decoded) -> None:

@@ -17,7 +17,7 @@ from datetime import timedelta
 from importlib import import_module
 from itertools import chain, count, islice
 from queue import SimpleQueue
-from threading import Lock, Thread
+from threading import Lock, RLock, Thread
 from typing import Any
 from weakref import WeakSet
 
@@ -55,7 +55,7 @@ class ObstoreCalls:
         self._options = options
         self._timeout = timedelta(seconds=timeout_sec)
         self._buckets: dict[str, Any] = {}
-        self._lock = Lock()
+        self._lock = RLock()  # a garbage collection may come while a client is made
         _living.add(self)
 
     def head(self, bucket: str, path: str) -> dict[str, Any]:

@@ -137,6 +137,26 @@ def test_a_header_may_fill_the_first_block_alone(tmp_path: Path):
     assert [value for batch in loader for value in batch["column_3"]] == [row * 100 + 3 for row in range(30)]
 
 
+def test_options_that_are_none_stand_for_the_defaults_of_pyarrow(tmp_path: Path):
+    rows = [(row, "x\ny" if row % 3 else '"') for row in range(60)]
+    quoted = (f'{row},"{text.replace(chr(34), 2 * chr(34))}"\n' for row, text in rows)
+    (tmp_path / "data.csv").write_text("".join(["a,b\n", *quoted]))
+    options = dict.fromkeys(["quote_char", "delimiter", "escape_char", "encoding", "newlines_in_values"])
+    loader, _ = open_text(tmp_path, format="csv", format_options=options, split_bytes=64)
+    assert [pair for batch in loader for pair in zip(batch["a"], batch["b"], strict=True)] == rows
+    (tmp_path / "data.csv").write_text('a,b\n1,"2\n')
+    with pytest.raises(UnreadableFileError, match="line 2: a quoted value is not closed"):
+        list(open_text(tmp_path, format="csv", format_options=options)[0])
+
+
+@pytest.mark.parametrize("before", [0, 1, 1000])
+def test_a_byte_that_the_encoding_does_not_have_is_named_with_the_file_and_what_to_do(tmp_path: Path, before: int):
+    (tmp_path / "data.csv").write_bytes(b"a,b\n" + b"1,x\n" * before + "1,\u00e9\n".encode() + b"1,x\n" * 9)
+    options = {"encoding": "ascii", "block_size": 64}
+    with pytest.raises(UnreadableFileError, match=r"data\.csv: .* or a value, is not valid ascii.*'encoding'"):
+        list(open_text(tmp_path, format="csv", format_options=options)[0])
+
+
 @pytest.mark.parametrize("begin", ["", "\ufeff"])
 @pytest.mark.parametrize("ending", ["\n", "\r\n", "\r"])
 @pytest.mark.parametrize(
@@ -146,6 +166,7 @@ def test_a_header_may_fill_the_first_block_alone(tmp_path: Path):
         pytest.param(["7", "text", "2020-01-01"], {"quote_char": False}, id="unquoted"),
         pytest.param(['"x,y"', "7"], {}, id="quoted"),
         pytest.param(['"x\ny"', "7"], {}, id="lines in quotes"),
+        pytest.param(['"x\ny"', "7"], {"quote_char": None}, id="lines in the default's quotes"),
         pytest.param(['"x\ny"', "7"], {"newlines_in_values": True}, id="rows of lines"),
         pytest.param(["x\\\ny", "7"], {"newlines_in_values": True, "escape_char": "\\"}, id="escaped lines"),
     ],

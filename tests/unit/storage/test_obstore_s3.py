@@ -210,9 +210,11 @@ def test_a_forked_process_keeps_what_it_inherits():
 
 AT_ONCE = """
 import threading, time
+from concurrent.futures import ThreadPoolExecutor
 from torch_dataloader_utils.storage.obstore_calls import ObstoreCalls
 
-calls = ObstoreCalls({"endpoint": "http://127.0.0.1:1", "region": "us-east-1", "skip_signature": True}, 1)
+options = {"endpoint": "http://127.0.0.1:1", "region": "us-east-1"}
+calls = ObstoreCalls(options | {"aws_access_key_id": "K", "aws_secret_access_key": "S"}, 1)
 made, new_store = [], calls._new_store
 
 
@@ -222,12 +224,15 @@ def new_slowly(*arguments, **options):
     return made[-1]
 
 
-calls._new_store = new_slowly
-threads = [threading.Thread(target=calls.signed, args=("bucket", "key")) for _ in range(4)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
+def signed(key):
+    together.wait()
+    return calls.signed("bucket", key)
+
+
+calls._new_store, together = new_slowly, threading.Barrier(4)
+with ThreadPoolExecutor(4) as threads:
+    urls = list(threads.map(signed, "abcd"))
+assert [url.partition("?")[0][-1] for url in urls] == list("abcd"), urls
 assert len(made) == 1, made
 """
 

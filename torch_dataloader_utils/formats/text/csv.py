@@ -82,8 +82,9 @@ class Csv(TextFormat):
         if 0 in content and csv_options.is_ascii_like(self.options):
             raise text.error(content[: content.index(0)].count(b"\n") + 1, ZERO)
         with lines.errors(text):
-            schema, rows = self._inferred(self._first_block(content))
-            if not rows:
+            block = self._first_block(content)
+            schema, rows = self._inferred(block)
+            if not rows and len(block) < len(content):
                 schema, rows = self._inferred(content)
         given = csv_options.column_types(self.options)
         for column in schema:
@@ -93,7 +94,10 @@ class Csv(TextFormat):
         return Sample(schema, rows, min(len(content), self.head_bytes // 2))
 
     def _first_block(self, content: bytes) -> bytes:
-        """Return the lines that infer columns, where each is a row. Of more, pyarrow parses a second block, too."""
+        """Return the whole lines of the first block, or all content where a line end may not be the end of a row.
+
+        Given more than these lines, pyarrow would parse a second block before it returns what it infers of the first.
+        """
         block = content[: self.block_bytes]
         quote = csv_options.quote_of(self.options)
         if not _is_cuttable(self.options) or (quote and quote in block):
@@ -211,7 +215,7 @@ class CsvParser:
                 for table in self._pieces(text, shared):
                     done += table.num_rows
                     yield table
-            except (_NotOfLinesError, pa.ArrowException):
+            except (_NotOfLinesError, pa.ArrowException, UnicodeDecodeError):
                 pass
             else:
                 return

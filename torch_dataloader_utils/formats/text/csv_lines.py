@@ -34,7 +34,7 @@ class CsvLines:
         self._options = options
         self._names = names
         self._quote = csv_options.quote_of(options)
-        self._delimiter = str(options.get("delimiter", ",")).encode()
+        self._delimiter = str(options.get("delimiter") or ",").encode()
         escape = options.get("escape_char") or ""
         self._escaped = re.compile(re.escape(str(escape).encode()) + b".", re.DOTALL) if escape else None
 
@@ -51,7 +51,7 @@ class CsvLines:
         except pa.ArrowKeyError as error:
             raise text.error(None, f"its columns differ from those that it was listed with: {error}") from None
         except UnicodeDecodeError as error:
-            what = f"the name of a column is not valid text: {error.reason}"
+            what = f"the name of a column, or a value, is not valid {error.encoding}: {error.reason}"
             raise text.error(None, f"{what}; set the encoding by format_options={{'encoding': ...}}") from None
         except OSError as error:
             raise text.error(None, f"it is cut short or damaged: {error}") from None

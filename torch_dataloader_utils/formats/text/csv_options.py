@@ -81,7 +81,7 @@ def column_types(options: Mapping[str, Any]) -> Mapping[str, Any]:
 def read_options(options: Mapping[str, Any], *, use_threads: bool = True, **fixed: Any) -> csv.ReadOptions:
     """Return pyarrow's options; those that this package fixes override the user's."""
     fixed["use_threads"] = use_threads and ERRORS_END_THREADS
-    return csv.ReadOptions(**{name: options[name] for name in READ if name in options} | fixed)
+    return csv.ReadOptions(**{name: options[name] for name in READ if options.get(name) is not None} | fixed)
 
 
 def parse_options(options: Mapping[str, Any]) -> csv.ParseOptions:
@@ -98,8 +98,9 @@ def convert_options(options: Mapping[str, Any], **fixed: Any) -> csv.ConvertOpti
 
 
 def quote_of(options: Mapping[str, Any]) -> bytes:
-    """Return the character that quotes values; empty if quoting is switched off."""
-    return str(options.get("quote_char", '"') or "").encode()
+    """Return the character that quotes values; empty if quoting is switched off. None stands for pyarrow's default."""
+    quote = options.get("quote_char")
+    return b'"' if quote is None else str(quote or "").encode()
 
 
 def encoding_of(options: Mapping[str, Any]) -> str:
