@@ -157,24 +157,27 @@ def test_a_byte_that_the_encoding_does_not_have_is_named_with_the_file_and_what_
         list(open_text(tmp_path, format="csv", format_options=options)[0])
 
 
-@pytest.mark.parametrize("begin", ["", "\ufeff"])
-@pytest.mark.parametrize("ending", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("names", ["first,second", '"first","second"', '"first,\nfirst",second'])
+@pytest.mark.parametrize(("begin", "ending"), [("", "\n"), ("", "\r"), ("\ufeff", "\n"), ("\ufeff", "\r\n")])
 @pytest.mark.parametrize(
     ("cells", "options"),
     [
         pytest.param(["7", "0.5", ""], {}, id="plain"),
         pytest.param(["7", "text", "2020-01-01"], {"quote_char": False}, id="unquoted"),
         pytest.param(['"x,y"', "7"], {}, id="quoted"),
+        pytest.param(["7", "0.5", '"-"'], {"quote_char": "'"}, id="another quote"),
         pytest.param(['"x\ny"', "7"], {}, id="lines in quotes"),
         pytest.param(['"x\ny"', "7"], {"quote_char": None}, id="lines in the default's quotes"),
         pytest.param(['"x\ny"', "7"], {"newlines_in_values": True}, id="rows of lines"),
         pytest.param(["x\\\ny", "7"], {"newlines_in_values": True, "escape_char": "\\"}, id="escaped lines"),
     ],
 )
-def test_csv_has_the_columns_that_pyarrow_infers_from_the_first_block_wherever_it_ends(cells, options, ending, begin):
+def test_csv_has_the_columns_that_pyarrow_infers_from_the_first_block_wherever_it_ends(
+    cells, options, ending, begin, names
+):
     rows = [f"{row},{cells[row % len(cells)]}" for row in range(9)]
-    content = (begin + ending.join(["first,second", *rows, "0.5,-", ""])).encode()
-    for block_size in range(len(begin.encode()) + len(f"first,second{ending}"), len(content) + 2):
+    content = (begin + ending.join([names, *rows, "0.5,-", ""])).encode()
+    for block_size in range(len(begin.encode()) + len(f"{names}{ending}"), len(content) + 2):
         reading = pacsv.ReadOptions(block_size=block_size, use_threads=False)
         described = Csv({"block_size": block_size, **options}, Cutting(1 << 20), counts=False)
         head = content[: described.head_bytes]

@@ -82,7 +82,7 @@ class Csv(TextFormat):
         if 0 in content and csv_options.is_ascii_like(self.options):
             raise text.error(content[: content.index(0)].count(b"\n") + 1, ZERO)
         with lines.errors(text):
-            block = self._first_block(content)
+            block = self._first_block(content, lines.header(content[:CHUNK]))
             schema, rows = self._inferred(block)
             if not rows and len(block) < len(content):
                 schema, rows = self._inferred(content)
@@ -93,14 +93,14 @@ class Csv(TextFormat):
                 next(as_text.batches(text, use_threads=False), None)  # names the line that is not valid text
         return Sample(schema, rows, min(len(content), self.head_bytes // 2))
 
-    def _first_block(self, content: bytes) -> bytes:
+    def _first_block(self, content: bytes, header: bytes) -> bytes:
         """Return the whole lines of the first block, or all content where a line end may not be the end of a row.
 
         Given more than these lines, pyarrow would parse a second block before it returns what it infers of the first.
         """
         block = content[: self.block_bytes]
         quote = csv_options.quote_of(self.options)
-        if not _is_cuttable(self.options) or (quote and quote in block):
+        if not _is_cuttable(self.options) or (quote and block.count(quote) > header.count(quote)):
             return content
         return block[: max(block.rfind(b"\n"), block.rfind(b"\r")) + 1] or content
 
