@@ -102,7 +102,7 @@ class Csv(TextFormat):
         quote = csv_options.quote_of(self.options)
         if not _is_cuttable(self.options) or (quote and block.count(quote) > header.count(quote)):
             return content
-        return block[: max(block.rfind(b"\n"), block.rfind(b"\r")) + 1] or content
+        return csv_options.whole_lines(block) or content
 
     def _inferred(self, content: bytes) -> tuple[pa.Schema, int]:
         """Return the columns that pyarrow infers from the first block with rows, and how many rows that has."""
