@@ -71,7 +71,6 @@ class RowGroupReader:
         self._selection = RowSelection(
             files, row_id_column, excluded, adds_marks=adds_marks, flags_removed=flags_removed
         )
-        self._deleted = self._selection.deleted
         file_of = files.manifest.file
         stored = files.stored_rows or {}
         self._groups = cache(lambda path: row_groups_of(file_of(path), stored.get(path)))
@@ -247,7 +246,7 @@ class RowGroupReader:
             began, own = time.perf_counter(), tuple(of_file)
             with self._errors(own[0]):
                 stored = next(decoded)
-                rows = [group.unfiltered + len(self._deleted(group)) for group in own]
+                rows = [self._selection.stored_rows(group) for group in own]
                 stops = list(accumulate(rows, initial=0))
                 self._require_all(own[-1], rows[-1] + stored.table.num_rows - stops[-1])
                 for group, (start, stop) in zip(own, pairwise(stops), strict=True):
@@ -268,7 +267,7 @@ class RowGroupReader:
         with self._errors(group):
             for decoded in self._take_decoded(group):
                 done += decoded.table.num_rows
-                if decoded.is_last or done > group.unfiltered + len(self._deleted(group)):
+                if decoded.is_last or done > self._selection.stored_rows(group):
                     self._require_all(group, done)
                 finished = self._selected(group, decoded.table, done - decoded.table.num_rows)[0]
                 self._note_wait(began, decoded)
@@ -338,7 +337,7 @@ class RowGroupReader:
 
         Deleted rows that follow the last of them count only if these are all rows of the row group.
         """
-        deleted = self._deleted(group)
+        deleted = self._selection.deleted(group)
         if rows == group.rows:
             return group.unfiltered + len(deleted)
         if self._files.stored_rows is not None and group.rows < group.unfiltered:
@@ -426,7 +425,7 @@ class RowGroupReader:
         return self._files.format.unknown_rows is None
 
     def _require_all(self, group: FileRowGroup, rows: int) -> None:
-        expected = group.unfiltered + len(self._deleted(group))
+        expected = self._selection.stored_rows(group)
         if rows != expected and self._counts:
             raise UnreadableFileError(f"{self.name(group)} has {rows} rows, not {expected}")
 

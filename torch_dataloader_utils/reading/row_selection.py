@@ -71,6 +71,10 @@ class RowSelection:
         deletes = self._files.deletes.get(group.path)
         return NONE_DELETED if deletes is None else deletes.within(group.number, group.count)
 
+    def stored_rows(self, group: FileRowGroup) -> int:
+        """Return how many rows are stored of a row group, deleted ones included."""
+        return group.unfiltered + len(self.deleted(group))
+
     def apply(self, group: FileRowGroup, table: pa.Table, first: int) -> tuple[pa.Table, int]:
         """Return the rows to deliver of a row group's stored rows from `first` on, and how many are not deleted."""
         files = self._files

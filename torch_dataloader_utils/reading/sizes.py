@@ -84,7 +84,7 @@ class RowGroupSizes:
 
         A large one that all rows have is in a dictionary, which takes little in the file.
         """
-        rows = self._stored_rows(group)
+        rows = self._selection.stored_rows(group)
         return all(
             rows * stored <= REPEATED_BYTES or self._estimates.are_as_before(name, rows, stored)
             for name, stored in self._stored_of(group)
@@ -116,13 +116,10 @@ class RowGroupSizes:
     def learn(self, group: FileRowGroup, table: pa.Table, first: int) -> None:
         """Learn from decoded rows of a row group, from its stored row `first` on."""
         self._estimates.learn(table)
-        rows = self._stored_rows(group)
+        rows = self._selection.stored_rows(group)
         if len(table) and first + len(table) == rows and self.has_single_values and not self.has_fixed_widths:
             for name, stored in self._stored_of(group):
                 self._estimates.learn_stored(name, stored, row_bytes(table[name]) * rows)
-
-    def _stored_rows(self, group: FileRowGroup) -> int:
-        return group.unfiltered + len(self._selection.deleted(group))
 
     def _stored_of(self, group: FileRowGroup) -> Iterator[tuple[str, int]]:
         """Yield the columns of no fixed width, and what a row group takes of each in its file."""
