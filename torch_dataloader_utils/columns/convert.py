@@ -34,6 +34,7 @@ from torch_dataloader_utils.columns.options import Padded
 from torch_dataloader_utils.columns.packed import SegmentBatches
 from torch_dataloader_utils.columns.python_lists import list_maker
 from torch_dataloader_utils.columns.ragged import Ragged, RaggedBatches, concat, ragged, split_values
+from torch_dataloader_utils.columns.selection import filter_rows, take_rows
 from torch_dataloader_utils.columns.shared import Shared, joined_lists, shared
 from torch_dataloader_utils.columns.transform import ColumnTransform
 from torch_dataloader_utils.gc_pause import without_gc
@@ -251,13 +252,13 @@ def without_column(columns: Columns, name: str) -> tuple[Columns, npt.NDArray[An
 def keep(columns: Columns, flags: npt.NDArray[np.bool_]) -> Columns:
     """Return a copy of the rows whose flag is True."""
     if isinstance(columns, pa.Table):
-        return takeable(columns).filter(pa.array(flags))
+        return filter_rows(takeable(columns), pa.array(flags))
     return {name: _keep_values(values, flags) for name, values in columns.items()}
 
 
 def _keep_values(values: Any, flags: npt.NDArray[np.bool_]) -> Any:
     if isinstance(values, pa.ChunkedArray):
-        return takeable(pa.table({"": values}))[""].filter(pa.array(flags))
+        return filter_rows(takeable(pa.table({"": values})), pa.array(flags))[""]
     if isinstance(values, Shared):
         return values.of_numbers(values.numbers[flags])
     if isinstance(values, Ragged):
@@ -274,7 +275,7 @@ def interleave(parts: Sequence[ColumnSlice], count: int) -> Columns:
     first = parts[0].columns
     if isinstance(first, pa.Table):
         order = _interleaved_rows([part.stop - part.start for part in parts], count)
-        return takeable(pa.concat_tables(_rows(part.columns, part) for part in parts)).take(pa.array(order))
+        return take_rows(takeable(pa.concat_tables(_rows(part.columns, part) for part in parts)), pa.array(order))
     return {name: _interleave_column(name, parts, count) for name in first}
 
 
@@ -315,7 +316,7 @@ def taken(values: Any, order: npt.NDArray[np.integer[Any]]) -> Any:
     """Return rows, of which lists are made, in an order."""
     if isinstance(values, Shared):
         return values.of_numbers(values.numbers[order])
-    return takeable(pa.table({"": values}))[""].take(pa.array(order))
+    return take_rows(takeable(pa.table({"": values})), pa.array(order))[""]
 
 
 def list_lengths(columns: Columns, name: str) -> npt.NDArray[np.int64]:

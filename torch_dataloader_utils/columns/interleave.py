@@ -17,6 +17,7 @@ from torch_dataloader_utils.columns.arrow import takeable
 from torch_dataloader_utils.columns.arrow_memory import new_array
 from torch_dataloader_utils.columns.convert import Columns, ColumnSlice, copy_rows, join, taken
 from torch_dataloader_utils.columns.ragged import Ragged, concat
+from torch_dataloader_utils.columns.selection import take_rows
 from torch_dataloader_utils.columns.shared import joined_lists
 
 Counts: TypeAlias = npt.NDArray[np.int64]
@@ -177,4 +178,4 @@ class Interleaved:
 
 
 def _in_order(table: pa.Table, layout: StepLayout) -> pa.Table:
-    return takeable(table).take(pa.array(layout.order()))
+    return take_rows(takeable(table), pa.array(layout.order()))

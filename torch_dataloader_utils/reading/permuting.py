@@ -8,10 +8,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from torch_dataloader_utils.columns.arrow import stacked
 from torch_dataloader_utils.columns.arrow_memory import memory_pool
+from torch_dataloader_utils.columns.selection import take_rows
 from torch_dataloader_utils.reading.arrow_threads import allocate_first
 
 P = ParamSpec("P")
@@ -70,7 +70,7 @@ class Permuter:
         parts.clear()
         meanwhile()
         if whole.get_total_buffer_size() <= PERMUTED_BYTES:  # a copy of all columns at once is small
-            return pc.take(whole, indices, boundscheck=False, memory_pool=memory_pool())
+            return take_rows(whole, indices, memory_pool())
         names = whole.column_names
         starts = starts_of_groups(whole, self._bytes // (self._helpers + 1))
         groups = zip(starts, [*starts[1:], len(names)], strict=True)
@@ -82,7 +82,7 @@ class Permuter:
         def permute(before_each: Callable[[], object] = lambda: None) -> None:
             while taken := _first(left):
                 before_each()
-                permuted[taken[0]] = pc.take(taken[1], indices, boundscheck=False, memory_pool=memory_pool())
+                permuted[taken[0]] = take_rows(taken[1], indices, memory_pool())
                 del taken
 
         helping = [self._threads.submit(permute) for _ in range(self._helpers)]

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as pads
 
 from torch_dataloader_utils.columns.arrow import encoded_schema, nested_fixed_lists, takeable
+from torch_dataloader_utils.columns.selection import filter_rows
 from torch_dataloader_utils.formats.filters import filter_columns
 from torch_dataloader_utils.formats.opened_files import OpenedFiles
 from torch_dataloader_utils.planning.excluded import EpochExclusions, Flags
@@ -88,7 +89,7 @@ class RowSelection:
         if end > begin:
             kept = np.ones(rows, dtype=bool)
             kept[deleted[begin:end] - first] = False
-            table = table.filter(pa.array(kept))
+            table = filter_rows(table, pa.array(kept))
         count = rows - int(end - begin)
         first_row = group.first_unfiltered + first - int(begin)  # in the file, deleted rows not counted
         if self._row_id_column is not None:
@@ -120,7 +121,7 @@ class RowSelection:
             mask = kept if mask is None else pc.and_(mask, kept)
         if flags is not None:
             table = table.append_column(REMOVED_COLUMN, pa.array(flags))
-        return table if mask is None else table.filter(mask)
+        return table if mask is None else filter_rows(table, mask)
 
     def _meets_any(self, table: pa.Table, expressions: Iterable[str]) -> Flags:
         """Return for each row whether one of some expressions, given by their digests, is true."""
