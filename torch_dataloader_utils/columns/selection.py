@@ -1,6 +1,6 @@
 """Takes and filters rows of tables, of which lists of numbers are copied as bytes.
 
-Of a list column Arrow makes an index of all values in the selected rows, and takes each value by it. A list of numbers
+To take rows of a list column, Arrow makes an index of all their values, and takes each value by it. A list of numbers
 is a range of bytes, as binary is, of which Arrow copies each row at once.
 """
 
@@ -19,13 +19,22 @@ from torch_dataloader_utils.columns.arrow import is_list
 FEWEST_VALUES = 4
 """Lists that have fewer values on average are left to Arrow: to make binary of them takes as long as what it saves."""
 
+LEAST_VALUES = 1 << 15
+"""So are those that have fewer values together: to make binary of a column has costs that do not depend on its size."""
+
 MOST_VALUES = np.iinfo(np.int32).max
 """How many values the lists of an array may have together, unless its offsets are those of large lists."""
 
 
-def take_rows(table: pa.Table, indices: pa.Array, memory_pool: pa.MemoryPool | None = None) -> pa.Table:
-    """Return rows of a `takeable` table by their numbers, of which none is too large, or there twice."""
-    return _selected(table, lambda rows: pc.take(rows, indices, boundscheck=False, memory_pool=memory_pool))
+def take_rows(
+    table: pa.Table, indices: pa.Array, memory_pool: pa.MemoryPool | None = None, *, boundscheck: bool = True
+) -> pa.Table:
+    """Return the rows of a `takeable` table that have these numbers, in their order.
+
+    No number is given twice: there could be more values then than the offsets of lists can count. Without `boundscheck`
+    each number has to be one of a row.
+    """
+    return _selected(table, lambda rows: pc.take(rows, indices, boundscheck=boundscheck, memory_pool=memory_pool))
 
 
 def filter_rows(table: pa.Table, mask: pa.Array | pa.ChunkedArray) -> pa.Table:
@@ -35,16 +44,17 @@ def filter_rows(table: pa.Table, mask: pa.Array | pa.ChunkedArray) -> pa.Table:
 
 def _selected(table: pa.Table, select: Callable[[pa.Table], pa.Table]) -> pa.Table:
     """Return selected rows. Columns of lists of numbers are binary meanwhile."""
-    as_lists = {}
-    rows = table
-    for number, dtype in enumerate(table.schema.types):
-        if is_list(dtype) and _has_plain_values(table.column(number)):
-            as_lists[number] = table.schema.field(number)
-            rows = rows.set_column(number, "", _binary(table.column(number)))
-    rows = select(rows)
-    for number, field in as_lists.items():
-        rows = rows.set_column(number, field, _lists(rows.column(number), field.type))
-    return rows
+    types = table.schema.types
+    as_bytes = [is_list(dtype) and _has_plain_values(table.column(number)) for number, dtype in enumerate(types)]
+    if not any(as_bytes):
+        return select(table)
+    columns = [_binary(column) if chosen else column for column, chosen in zip(table.columns, as_bytes, strict=True)]
+    rows = select(pa.table(columns, names=[""] * len(columns)))
+    columns = [
+        _lists(column, dtype) if chosen else column
+        for column, dtype, chosen in zip(rows.columns, types, as_bytes, strict=True)
+    ]
+    return pa.table(columns, schema=table.schema)
 
 
 def _has_plain_values(column: pa.ChunkedArray) -> bool:
@@ -52,10 +62,12 @@ def _has_plain_values(column: pa.ChunkedArray) -> bool:
     dtype = column.type
     if not pa.types.is_primitive(dtype.value_type) or dtype.value_type.bit_width % 8:
         return False
-    if any(chunk.values.null_count for chunk in column.chunks):
-        return False
     values = sum(int(offsets[-1]) - int(offsets[0]) for offsets in map(_offsets, column.chunks))
-    return FEWEST_VALUES * len(column) <= values and (pa.types.is_large_list(dtype) or values <= MOST_VALUES)
+    if values < max(FEWEST_VALUES * len(column), LEAST_VALUES):
+        return False
+    if not pa.types.is_large_list(dtype) and values > MOST_VALUES:
+        return False
+    return not any(chunk.values.null_count for chunk in column.chunks)
 
 
 def _binary(column: pa.ChunkedArray) -> pa.ChunkedArray:

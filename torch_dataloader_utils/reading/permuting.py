@@ -70,7 +70,7 @@ class Permuter:
         parts.clear()
         meanwhile()
         if whole.get_total_buffer_size() <= PERMUTED_BYTES:  # a copy of all columns at once is small
-            return take_rows(whole, indices, memory_pool())
+            return take_rows(whole, indices, memory_pool(), boundscheck=False)
         names = whole.column_names
         starts = starts_of_groups(whole, self._bytes // (self._helpers + 1))
         groups = zip(starts, [*starts[1:], len(names)], strict=True)
@@ -82,7 +82,7 @@ class Permuter:
         def permute(before_each: Callable[[], object] = lambda: None) -> None:
             while taken := _first(left):
                 before_each()
-                permuted[taken[0]] = take_rows(taken[1], indices, memory_pool())
+                permuted[taken[0]] = take_rows(taken[1], indices, memory_pool(), boundscheck=False)
                 del taken
 
         helping = [self._threads.submit(permute) for _ in range(self._helpers)]

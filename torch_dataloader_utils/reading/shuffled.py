@@ -33,7 +33,8 @@ delivered, or after it, which is decoded. A larger one of many columns is read a
 NARROW_SHARE = 8
 """A shard of numbers whose widest column is no more than this part (an eighth) of it is read as a whole if the budget
 has room for it and for the copies of each column that is being permuted. If they take more than half of the budget, the
-next shard is read once this one is delivered. With few columns, or lists, that was not faster and took more memory."""
+next shard is read once this one is delivered. With few columns, or lists, that was not faster and took more memory; of
+lists Arrow then made an index of all values."""
 
 ORDER_BYTES = 8
 """What the order of the rows takes of a row while it is drawn."""

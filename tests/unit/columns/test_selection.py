@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torch_dataloader_utils.columns import selection
 from torch_dataloader_utils.columns.selection import filter_rows, take_rows
 
 VALUES = [
@@ -59,17 +62,25 @@ def tables(draw) -> pa.Table:
     dtype = draw(st.sampled_from([pa.list_, pa.large_list]))(value)
     chunks = st.lists(chunks_of_lists(dtype), min_size=draw(st.sampled_from([1, 2, 0])), max_size=3)
     lists = pa.chunked_array(draw(chunks), dtype)
-    number = pa.field("number", pa.int64(), nullable=False)
-    schema = pa.schema([number, pa.field("lists", dtype, metadata={"of": "column"})], metadata={"of": "table"})
-    return pa.table([pa.array(range(len(lists)), pa.int64()), lists], schema=schema)
+    lists_field = pa.field("lists", dtype, metadata={"of": "column"})
+    schema = pa.schema(
+        [lists_field, pa.field("number", pa.int64(), nullable=False), lists_field], metadata={"of": "table"}
+    )
+    return pa.table([lists, pa.array(range(len(lists)), pa.int64()), lists], schema=schema)
 
 
 def require_equal(found: pa.Table, expected: pa.Table) -> None:
     found.validate(full=True)
     assert found.schema.equals(expected.schema, check_metadata=True)
-    assert found.to_pylist() == expected.to_pylist()
+    assert [column.to_pylist() for column in found.columns] == [column.to_pylist() for column in expected.columns]
 
 
+@pytest.fixture
+def few_values_are_enough(monkeypatch):
+    monkeypatch.setattr(selection, "LEAST_VALUES", 0)
+
+
+@pytest.mark.usefixtures("few_values_are_enough")
 @given(tables(), st.randoms(use_true_random=False), st.booleans())
 def test_rows_that_are_taken_are_those_that_arrow_takes(table, random, of_all):
     order = list(range(len(table)))
@@ -78,23 +89,84 @@ def test_rows_that_are_taken_are_those_that_arrow_takes(table, random, of_all):
     require_equal(take_rows(table, indices), table.take(indices))
 
 
+@pytest.mark.usefixtures("few_values_are_enough")
 @given(tables(), st.data())
 def test_rows_that_a_filter_keeps_are_those_that_arrow_keeps(table, data):
     flags = st.lists(st.sampled_from([True, False, None]), min_size=len(table), max_size=len(table))
     mask = pa.array(data.draw(flags), pa.bool_())
+    cut = data.draw(st.integers(0, len(mask)))
     require_equal(filter_rows(table, mask), table.filter(mask))
+    require_equal(filter_rows(table, pa.chunked_array([mask[:cut], mask[cut:]])), table.filter(mask))
 
 
-@pytest.mark.parametrize("chunks", [1, 2])
-def test_no_index_of_all_values_is_made_of_lists_of_numbers(chunks):
-    rows, length = 2_000, 100
-    values = pa.array(np.arange(rows * length) % 100, pa.int8())
-    lists = pa.ListArray.from_arrays(pa.array(range(0, rows * length + 1, length), pa.int32()), values)
+@pytest.mark.usefixtures("few_values_are_enough")
+@pytest.mark.parametrize("dtype", VALUES)
+def test_lists_of_each_type_are_those_of_arrow(dtype):
+    values = values_of(list(range(60)), dtype)
+    table = pa.table({"lists": pa.ListArray.from_arrays(pa.array(range(0, 61, 6), pa.int32()), values)})
+    order = pa.array([7, 0, 9, 3, 4], pa.uint32())
+    require_equal(take_rows(table, order), table.take(order))
+
+
+def test_a_number_that_no_row_has_is_an_error():
+    with pytest.raises(IndexError):
+        take_rows(lists_of(pa.list_(pa.int8()), 10, length=8), pa.array([0, 10], pa.uint32()))
+
+
+def lists_of(dtype: pa.DataType, rows: int, *, length: int, chunks: int = 1, nulls: bool = False) -> pa.Table:
+    """Return a table with a column of lists, which all have the same length."""
+    values = pa.array(np.arange(rows * length) % 100, dtype.value_type)
+    offsets = np.arange(rows + 1) * length
+    stored = pa.py_buffer(offsets.astype(np.int64 if pa.types.is_large_list(dtype) else np.int32))
+    validity = pa.array(np.arange(rows) % 2 == 0).buffers()[1] if nulls else None
+    lists = pa.Array.from_buffers(dtype, rows, [validity, stored], children=[values])
     part = rows // chunks
-    table = pa.table({"lists": pa.chunked_array([lists.slice(first, part) for first in range(0, rows, part)])})
-    pool = pa.proxy_memory_pool(pa.default_memory_pool())
-    taken = take_rows(table, pa.array(range(rows - 1, -1, -1), pa.uint32()), pool)
-    assert taken["lists"].to_pylist() == lists.to_pylist()[::-1]
-    del taken  # before the pool that it is in
+    return pa.table({"lists": pa.chunked_array([lists.slice(first, part) for first in range(0, rows, part)])})
+
+
+def peak_of(select: Callable[[], pa.Table]) -> int:
+    """Return the most bytes that Arrow held while rows were selected."""
+    default = pa.default_memory_pool()
+    pool = pa.proxy_memory_pool(default)
+    pa.set_memory_pool(pool)
+    try:
+        selected = select()
+        del selected  # before the pool that it is in
+        return pool.max_memory()
+    finally:
+        pa.set_memory_pool(default)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "chunks", "nulls"),
+    [
+        (pa.list_(pa.int8()), 1, False),
+        (pa.list_(pa.int8()), 2, False),
+        (pa.list_(pa.int8()), 1, True),
+        (pa.list_(pa.int16()), 1, False),
+        (pa.large_list(pa.int8()), 2, False),
+    ],
+)
+def test_no_index_of_all_values_is_made_of_lists_of_numbers(dtype, chunks, nulls):
+    rows = 2_000
+    table = lists_of(dtype, rows, length=100, chunks=chunks, nulls=nulls)
+    size = rows * 100 * dtype.value_type.bit_width // 8
+    order, every = pa.array(range(rows - 1, -1, -1), pa.uint32()), pa.array([True] * rows)
     # The rows and, where there are several chunks, these in one piece; an index has four bytes or eight for each value.
-    assert rows * length < pool.max_memory() < (chunks + 1.5) * rows * length
+    assert size // 2 <= peak_of(lambda: take_rows(table, order)) < (chunks + 0.5) * size
+    assert size // 2 <= peak_of(lambda: filter_rows(table, every)) < 1.5 * size
+
+
+@pytest.mark.parametrize("dtype", [pa.list_(pa.int8()), pa.large_list(pa.int8())])
+def test_more_values_than_offsets_can_count_are_left_to_arrow(dtype, monkeypatch):
+    monkeypatch.setattr(selection, "MOST_VALUES", 100)
+    table, order = lists_of(dtype, 1_000, length=100), pa.array(range(1_000), pa.uint32())
+    is_index_made = peak_of(lambda: take_rows(table, order)) > 2 * 1_000 * 100
+    assert is_index_made is not pa.types.is_large_list(dtype)
+
+
+@pytest.mark.parametrize(("rows", "length"), [(20_000, 3), (20, 100)])
+def test_lists_of_few_values_are_left_to_arrow(rows, length, monkeypatch):
+    monkeypatch.setattr(selection, "_binary", lambda _: pytest.fail("they became binary"))
+    table = lists_of(pa.list_(pa.int8()), rows, length=length)
+    require_equal(take_rows(table, pa.array([3, 1], pa.uint32())), table.take([3, 1]))
