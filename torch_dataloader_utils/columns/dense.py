@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -55,10 +56,23 @@ def _times(values: pa.Array) -> npt.NDArray[np.int64]:
 
 def _numbers(values: pa.Array) -> npt.NDArray[Any]:
     """Return the values of a numeric array; nulls of floats become NaN."""
-    if values.null_count == 0 and not pa.types.is_boolean(values.type):  # Arrow packs booleans into bits
+    if values.null_count and values.type in (pa.float32(), pa.float64()):
+        values = values.fill_null(math.nan)
+    if values.null_count == 0:
+        if pa.types.is_boolean(values.type):
+            return _booleans(values)
         return read_buffer(values.buffers()[1], numpy_dtype(values.type, numpy_times=False), len(values), values.offset)
     array: npt.NDArray[Any] = values.to_numpy(zero_copy_only=False)
     return array if array.flags.writeable else array.copy()
+
+
+def _booleans(values: pa.BooleanArray) -> npt.NDArray[np.bool_]:
+    """Return booleans, which Arrow packs into bits, the first into the lowest one. NumPy unpacks many at once."""
+    skipped, stop = values.offset % 8, values.offset + len(values)
+    stored = read_buffer(
+        values.buffers()[1], np.dtype(np.uint8), -(-stop // 8) - values.offset // 8, values.offset // 8
+    )
+    return np.unpackbits(stored, bitorder="little", count=skipped + len(values))[skipped:].view(np.bool_)
 
 
 def read_buffer(buffer: pa.Buffer | None, dtype: np.dtype[Any], count: int, start: int) -> npt.NDArray[Any]:

@@ -83,6 +83,8 @@ def fill_nulls(values: pa.Array, filling: pa.Scalar | None) -> pa.Array:
     leaves, valid = flatten_fixed(values)
     if is_list(leaves.type):
         filled = _fill_lists(leaves, filling, valid)
+    elif valid is None and pa.types.is_primitive(leaves.type) and leaves.type not in (pa.bool_(), pa.float16()):
+        filled = leaves.fill_null(filling)  # half of the time of `if_else`; more of booleans and half floats
     else:
         not_null = leaves.is_valid()
         filled = where(not_null if valid is None else pc.and_(pa.array(valid), not_null), leaves, filling)
