@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -156,6 +158,16 @@ def leaf_type(dtype: pa.DataType) -> pa.DataType:
     while is_list(dtype) or pa.types.is_fixed_size_list(dtype):
         dtype = dtype.value_type
     return dtype
+
+
+def offsets_of(array: pa.Array) -> npt.NDArray[np.signedinteger[Any]]:
+    """Return where each row of lists, strings or binary begins in their values, and where the last one ends."""
+    dtype, stored = array.type, array.buffers()[1]
+    is_large = pa.types.is_large_list(dtype) or pa.types.is_large_string(dtype) or pa.types.is_large_binary(dtype)
+    offset = np.dtype(np.int64 if is_large else np.int32)
+    if stored is None or not len(array):  # an empty array may have no offsets to read
+        return np.zeros(len(array) + 1, offset)
+    return np.frombuffer(stored, offset, len(array) + 1, array.offset * offset.itemsize)
 
 
 def is_bytes(dtype: pa.DataType) -> bool:

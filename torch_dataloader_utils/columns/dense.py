@@ -56,7 +56,7 @@ def _times(values: pa.Array) -> npt.NDArray[np.int64]:
 
 def _numbers(values: pa.Array) -> npt.NDArray[Any]:
     """Return the values of a numeric array; nulls of floats become NaN."""
-    if values.null_count and values.type in (pa.float32(), pa.float64()):
+    if values.null_count and values.type in (pa.float32(), pa.float64()):  # older pyarrow fills no half floats
         values = values.fill_null(math.nan)
     if values.null_count == 0:
         if pa.types.is_boolean(values.type):

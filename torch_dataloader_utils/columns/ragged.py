@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from torch_dataloader_utils.columns.arrow import leaf_type
+from torch_dataloader_utils.columns.arrow import leaf_type, offsets_of
 from torch_dataloader_utils.columns.column_plan import Form, to_scalar
 from torch_dataloader_utils.columns.dense import dense_array, read_buffer
 from torch_dataloader_utils.columns.inference import normal_mode
@@ -204,7 +204,7 @@ def jagged_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | No
 def _list_values(lists: pa.Array, *, numpy_times: bool) -> tuple[npt.NDArray[Any], Offsets]:
     if not len(lists):  # an empty array may have no offsets to read
         return dense_array(pa.array([], lists.type.value_type), numpy_times=numpy_times), np.zeros(1, np.int64)
-    offsets = lists.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
+    offsets = offsets_of(lists).astype(np.int64)
     values = lists.values.slice(offsets[0], offsets[-1] - offsets[0])
     return dense_array(values, numpy_times=numpy_times), offsets
 
@@ -217,7 +217,5 @@ def _bytes(values: pa.Array) -> tuple[npt.NDArray[np.uint8], Offsets]:
         return read_buffer(buffers[1], byte, len(values) * width, values.offset * width), offsets
     if not len(values):
         return np.empty(0, byte), np.zeros(1, np.int64)
-    is_large = pa.types.is_large_string(values.type) or pa.types.is_large_binary(values.type)
-    dtype = np.dtype(np.int64 if is_large else np.int32)
-    offsets = np.frombuffer(buffers[1], dtype, len(values) + 1, values.offset * dtype.itemsize).astype(np.int64)
+    offsets = offsets_of(values).astype(np.int64)
     return read_buffer(buffers[2], byte, int(offsets[-1] - offsets[0]), int(offsets[0])), offsets

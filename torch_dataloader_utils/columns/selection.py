@@ -7,14 +7,12 @@ is a range of bytes, as binary is, of which Arrow copies each row at once.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from torch_dataloader_utils.columns.arrow import is_list
+from torch_dataloader_utils.columns.arrow import is_list, offsets_of
 
 FEWEST_VALUES = 4
 """Lists that have fewer values on average are left to Arrow: to make binary of them takes as long as what it saves."""
@@ -62,7 +60,7 @@ def _has_plain_values(column: pa.ChunkedArray) -> bool:
     dtype = column.type
     if not pa.types.is_primitive(dtype.value_type) or dtype.value_type.bit_width % 8:
         return False
-    values = sum(int(offsets[-1]) - int(offsets[0]) for offsets in map(_offsets, column.chunks))
+    values = sum(int(offsets[-1]) - int(offsets[0]) for offsets in map(offsets_of, column.chunks))
     if values < max(FEWEST_VALUES * len(column), LEAST_VALUES):
         return False
     if not pa.types.is_large_list(dtype) and values > MOST_VALUES:
@@ -75,7 +73,7 @@ def _binary(column: pa.ChunkedArray) -> pa.ChunkedArray:
     width = column.type.value_type.bit_width // 8
     chunks = []
     for chunk in column.chunks:
-        offsets, values = _offsets(chunk), chunk.values
+        offsets, values = offsets_of(chunk), chunk.values
         stored = values.buffers()[1]
         shared = pa.py_buffer(b"") if stored is None else stored.slice(values.offset * width, len(values) * width)
         buffers = [_validity(chunk), pa.py_buffer(offsets.astype(np.int64) * width), shared]
@@ -88,7 +86,7 @@ def _lists(column: pa.ChunkedArray, dtype: pa.DataType) -> pa.ChunkedArray:
     width = dtype.value_type.bit_width // 8
     chunks = []
     for chunk in column.chunks:
-        offsets = _offsets(chunk) // width
+        offsets = offsets_of(chunk) // width
         values = pa.Array.from_buffers(dtype.value_type, int(offsets[-1]), [None, chunk.buffers()[2]], 0)
         in_lists = pa.py_buffer(offsets if pa.types.is_large_list(dtype) else offsets.astype(np.int32))
         buffers = [_validity(chunk), in_lists]
@@ -96,17 +94,8 @@ def _lists(column: pa.ChunkedArray, dtype: pa.DataType) -> pa.ChunkedArray:
     return pa.chunked_array(chunks, dtype)
 
 
-def _offsets(array: pa.Array) -> npt.NDArray[np.signedinteger[Any]]:
-    """Return where each row of lists or large binary begins, and where the last one ends."""
-    dtype = np.dtype(np.int32 if pa.types.is_list(array.type) else np.int64)
-    stored = array.buffers()[1]
-    if stored is None or not len(array):
-        return np.zeros(len(array) + 1, dtype)
-    return np.frombuffer(stored, dtype, len(array) + 1, array.offset * dtype.itemsize)
-
-
 def _validity(array: pa.Array) -> pa.Buffer | None:
     """Return the bits that say of which rows there is a value, beginning with the first row; None if of all."""
     if not array.null_count:
         return None
-    return pa.array(array.is_valid().to_numpy(zero_copy_only=False)).buffers()[1]
+    return pa.concat_arrays([array.is_valid()]).buffers()[1]  # a copy, which begins with a whole byte
