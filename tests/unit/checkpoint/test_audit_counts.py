@@ -73,7 +73,7 @@ def by_file(manifest: Manifest, rows: Iterable[int]) -> dict[str, int]:
 
 class TestWhatWasDelivered:
     @given(st.data())
-    @examples(160)
+    @examples(160, part=8)
     def test_the_counts_of_each_file_are_the_rows_that_ranks_delivered_one_group_after_the_other(self, data):
         manifest = data.draw(manifests())
         options = replace(data.draw(plan_options()), shuffle_interleave=data.draw(st.integers(1, 4)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from deliveries import Delivery, through_json
 from hypothesis import given
 from hypothesis import strategies as st
+from pairwise import covering
 from rank_groups import RankGroup, journeys
 from support import examples, manifest_of, manifests, plan_options
 
@@ -17,7 +19,7 @@ from torch_dataloader_utils.planning.plan import PlanOptions
 
 
 @given(journeys())
-@examples(200)
+@examples(200, part=10)
 def test_any_number_of_groups_one_after_the_other_deliver_each_row_once(journey):
     groups, stops = journey
     baseline = None
@@ -40,7 +42,7 @@ def test_any_number_of_groups_one_after_the_other_deliver_each_row_once(journey)
 
 
 @given(journeys())
-@examples(60)
+@examples(60, least=12, part=5)
 def test_every_rank_of_a_group_that_is_balanced_makes_the_same_steps_also_of_what_was_left(journey):
     groups, stops = journey
     groups = [group for group in groups if group.ranks[0].run.options.uneven_ranks != "allow"]
@@ -61,7 +63,7 @@ GRIDS = [(4, 4), (2, 2), (6, 2)]
 
 
 @given(manifests(), plan_options(), st.sampled_from(GRIDS), st.sampled_from(["drop", "pad"]), st.data())
-@examples(60)
+@examples(60, least=12, part=5)
 def test_a_virtual_topology_delivers_the_same_global_batches_under_all_its_topologies_and_when_they_change(
     manifest, options, grid, uneven, data
 ):
@@ -108,30 +110,36 @@ def stopped_after(delivery: Delivery, progress: Any, steps: int) -> tuple[list[l
 
 # Small cases, all of them ------------------------------------------------------------------------------------------
 
+COUNTS = list(itertools.product(range(1, 6), range(4), (1, 2, 5)))
+"""Ranks, workers and rows of a batch."""
 
+
+@pytest.mark.parametrize(
+    "counts",
+    [covering(COUNTS), pytest.param(COUNTS, marks=pytest.mark.soak)],
+    ids=["each with each other", "all of them"],
+)
 @pytest.mark.parametrize("rows", range(9))
 @pytest.mark.parametrize("uneven", ["drop", "pad"])
-def test_few_rows_are_balanced_over_any_ranks_and_workers(rows, uneven):
+def test_few_rows_are_balanced_over_any_ranks_and_workers(rows, uneven, counts):
     for groups in {(rows,), (1,) * rows, (max(0, rows - 1), min(1, rows))}:
         manifest = manifest_of([(count, 100) for count in groups])
-        for num_ranks in range(1, 6):
-            for num_workers in range(4):
-                for size in (1, 2, 5):
-                    counts = {"num_ranks": num_ranks, "num_workers": num_workers}
-                    group = RankGroup.of(manifest, PlanOptions(1000), **counts, uneven=uneven, batch_size=size)
-                    each = [rank.batches_from(rank.fresh()) for rank in group.ranks]
-                    lengths = [[len(batch) for batch in batches] for batches in each]
-                    assert all(one == lengths[0] for one in lengths)
-                    delivered = Counter(row for batches in each for batch in batches for row in batch)
-                    plan = group.ranks[0].plan(0)
-                    assert plan.balanced is not None
-                    dropped = [shard_slice.rows for shard_slice in plan.balanced.dropped]
-                    repeated = [shard_slice.rows for shard_slice in plan.balanced.repeated]
-                    assert sum(dropped) + len(delivered) == rows
-                    assert delivered.total() - len(delivered) == sum(repeated)
-                    assert sum(dropped) < num_ranks
-                    assert sum(repeated) < num_ranks
-                    assert (dropped if uneven == "pad" else repeated) == []
+        for num_ranks, num_workers, size in counts:
+            those = {"num_ranks": num_ranks, "num_workers": num_workers}
+            group = RankGroup.of(manifest, PlanOptions(1000), **those, uneven=uneven, batch_size=size)
+            each = [rank.batches_from(rank.fresh()) for rank in group.ranks]
+            lengths = [[len(batch) for batch in batches] for batches in each]
+            assert all(one == lengths[0] for one in lengths)
+            delivered = Counter(row for batches in each for batch in batches for row in batch)
+            plan = group.ranks[0].plan(0)
+            assert plan.balanced is not None
+            dropped = [shard_slice.rows for shard_slice in plan.balanced.dropped]
+            repeated = [shard_slice.rows for shard_slice in plan.balanced.repeated]
+            assert sum(dropped) + len(delivered) == rows
+            assert delivered.total() - len(delivered) == sum(repeated)
+            assert sum(dropped) < num_ranks
+            assert sum(repeated) < num_ranks
+            assert (dropped if uneven == "pad" else repeated) == []
 
 
 # What does not fit together ----------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def making(delivery: Delivery, makes: str) -> Making:
 
 
 @given(journeys(takes_every=0), st.sampled_from(sorted(MADE)), st.booleans())
-@examples(120)
+@examples(120, least=10, part=12)
 def test_what_is_made_of_rows_is_delivered_once_by_any_ranks_and_workers_one_after_the_other(journey, makes, late):
     plain, stops = journey
     groups = [

@@ -24,7 +24,7 @@ RANGES = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 9)), max_size=4).
 
 
 @given(deliveries().filter(lambda delivery: not delivery.takes_every), stops, RANGES)
-@examples(200)
+@examples(200, part=10)
 def test_each_step_that_is_left_is_in_a_part_or_skipped_with_the_batch_that_it_has_without_skips(
     delivery, after, ranges
 ):

@@ -34,7 +34,7 @@ PLAIN = (dict, list, str, int, float, bool, type(None))
 
 
 @given(deliveries(), stops)
-@examples(200)
+@examples(200, part=10)
 def test_a_state_through_json_brings_back_what_is_left_and_whose_turn_it_is(delivery, after):
     _, progress = stopped(delivery, delivery.fresh(), after)
     restored = delivery.restored(through_json(delivery.state(progress)))
@@ -46,7 +46,7 @@ def test_a_state_through_json_brings_back_what_is_left_and_whose_turn_it_is(deli
 
 
 @given(deliveries(), stops)
-@examples(200)
+@examples(200, part=10)
 def test_the_batches_after_a_resume_are_the_batches_that_were_still_to_come(delivery, after):
     whole = delivery.batches_from(delivery.fresh())
     before, progress = stopped(delivery, delivery.fresh(), after)
@@ -55,6 +55,7 @@ def test_the_batches_after_a_resume_are_the_batches_that_were_still_to_come(deli
 
 
 @given(deliveries(), st.lists(stops, max_size=8))
+@examples(100, part=5)
 def test_any_number_of_stops_and_resumes_changes_no_batch(delivery, all_stops):
     progress, batches = delivery.fresh(), []
     for after in all_stops:
@@ -65,6 +66,7 @@ def test_any_number_of_stops_and_resumes_changes_no_batch(delivery, all_stops):
 
 
 @given(deliveries(), stops)
+@examples(100, part=5)
 def test_at_every_stop_each_row_is_either_delivered_or_left_exactly_once(delivery, after):
     delivery = replace(delivery, drop_last=False)
     batches, progress = stopped(delivery, delivery.fresh(), after)
@@ -80,6 +82,7 @@ def test_at_every_stop_each_row_is_either_delivered_or_left_exactly_once(deliver
 
 
 @given(deliveries())
+@examples(100, part=5)
 def test_the_state_of_a_finished_epoch_leaves_nothing(delivery):
     *_, (_, progress) = delivery.go_on(delivery.fresh())
     restored = delivery.restored(through_json(delivery.state(progress)))
@@ -88,6 +91,7 @@ def test_the_state_of_a_finished_epoch_leaves_nothing(delivery):
 
 
 @given(deliveries(), stops)
+@examples(100, part=5)
 def test_the_number_of_batches_is_exact_at_every_stop(delivery, after):
     delivery = replace(delivery, takes_every=0)
     expected = len(delivery.batches_from(delivery.fresh()))
@@ -99,6 +103,7 @@ def test_the_number_of_batches_is_exact_at_every_stop(delivery, after):
 
 
 @given(deliveries(), stops)
+@examples(100, part=5)
 def test_the_progress_of_a_rank_names_no_row_of_another(delivery, after):
     _, progress = stopped(delivery, delivery.fresh(), after)
     state = delivery.state(progress)
@@ -129,7 +134,7 @@ def by_number() -> AbstractContextManager[Any]:
 
 
 @given(deliveries(), stops)
-@examples(200)
+@examples(200, part=10)
 def test_row_numbers_bring_back_the_same_as_ranges_written_out(delivery, after):
     batches, progress = stopped(delivery, delivery.fresh(), after)
     written_out = delivery.state(progress)
@@ -143,6 +148,7 @@ def test_row_numbers_bring_back_the_same_as_ranges_written_out(delivery, after):
 
 
 @given(deliveries(), stops)
+@examples(100, part=5)
 def test_row_numbers_are_the_rows_of_the_shards_and_no_others(delivery, after):
     _, progress = stopped(delivery, delivery.fresh(), after)
     with by_number():
@@ -167,6 +173,7 @@ def rows_of_all(delivery: Delivery, shards: list[Shard]) -> list[int]:
 
 
 @given(deliveries(), stops)
+@examples(100, part=5)
 def test_more_files_than_are_listed_are_left_out_and_the_state_loads_all_the_same(delivery, after):
     _, progress = stopped(delivery, delivery.fresh(), after)
     most = len(delivery.run.manifest.files) - 1
@@ -209,6 +216,7 @@ def _places(value: Any) -> Iterator[Any]:
 
 
 @given(deliveries(), stops, st.booleans())
+@examples(100, part=5)
 def test_a_state_is_made_of_plain_values_and_survives_json_pickle_and_torch(delivery, after, numbered):
     _, progress = stopped(delivery, delivery.fresh(), after)
     with by_number() if numbered else nullcontext():
@@ -223,6 +231,7 @@ def test_a_state_is_made_of_plain_values_and_survives_json_pickle_and_torch(deli
 
 
 @given(deliveries(), stops)
+@examples(100, part=5)
 def test_changing_a_state_changes_neither_the_progress_nor_the_next_state(delivery, after):
     _, progress = stopped(delivery, delivery.fresh(), after)
     state = delivery.state(progress)

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 from deliveries import Delivery, deliveries, through_json
-from hypothesis import HealthCheck, given, settings
-from support import manifest_of
+from hypothesis import given
+from support import examples, manifest_of
 
 from torch_dataloader_utils import CheckpointMismatchError
 from torch_dataloader_utils.checkpoint.parse import parse_states
@@ -25,7 +25,7 @@ def delivery_of(topology: Topology, **options: object) -> Delivery:
 
 
 @given(deliveries())
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@examples(40, least=12)
 def test_at_every_step_the_placed_progress_leaves_exactly_the_batches_to_come(delivery):
     whole = delivery.batches_from(delivery.fresh())
     for count, (_, progress) in zip(range(12), delivery.go_on(delivery.fresh()), strict=False):

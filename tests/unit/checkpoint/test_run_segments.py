@@ -122,7 +122,7 @@ def simulations(draw: st.DrawFn) -> Simulation:
 
 
 @given(simulations())
-@examples(300)
+@examples(300, part=12)
 def test_every_step_that_counts_is_of_the_segment_that_delivered_it_and_none_that_was_rolled_back(training):
     segments = parsed(*training.segments)
     for (epoch, step), number in training.committed.items():

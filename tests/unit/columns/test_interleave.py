@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support import examples
 
 from torch_dataloader_utils.columns.column_plan import plan_column
 from torch_dataloader_utils.columns.convert import ColumnSlice, convert, interleave, join, split, with_tensors
@@ -26,7 +28,10 @@ EQUAL = st.tuples(st.lists(st.integers(0, 4), min_size=1, max_size=4), st.intege
 
 
 def rows_from(first: int, count: int) -> pa.Table:
-    numbers = range(first, first + count)
+    return rows_of(range(first, first + count))
+
+
+def rows_of(numbers: Sequence[int]) -> pa.Table:
     return pa.table(
         {
             "id": pa.array(numbers, pa.int64()),
@@ -62,6 +67,7 @@ def plain(value):
 
 @pytest.mark.parametrize("output_format", FORMATS)
 @given(counts=st.one_of(COUNTS, EQUAL), data=st.data())
+@examples(100, least=12, part=8)
 def test_each_step_has_the_next_rows_of_each_source_one_source_after_the_other(output_format, counts, data):
     counts = np.array(counts, dtype=np.int64)
     schema = rows_from(0, 1).schema
@@ -91,13 +97,14 @@ def test_each_step_has_the_next_rows_of_each_source_one_source_after_the_other(o
     for batch, ids in zip(split(delivered(block.columns(), output_format), sizes), expected, strict=True):
         if not ids:
             continue
-        wanted = pa.concat_tables([rows_from(number, 1) for number in ids])
+        wanted = rows_of(ids)
         for name in schema.names:
             assert plain(batch[name]) == wanted[name].to_pylist(), name
 
 
 @pytest.mark.parametrize("output_format", FORMATS)
 @given(streams=st.integers(1, 3), count=st.integers(1, 4), size=st.integers(1, 3), before=st.integers(0, 2))
+@examples(100, least=12, part=8)
 def test_batches_of_virtual_streams_alternate_wherever_they_begin(output_format, streams, count, size, before):
     schema = rows_from(0, 1).schema
     transform = transform_of(output_format, schema)

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import examples
 
 from torch_dataloader_utils.columns import python_lists
 from torch_dataloader_utils.columns.python_lists import list_maker
@@ -87,6 +88,7 @@ def test_objects_are_those_of_arrow(dtype: pa.DataType, values: st.SearchStrateg
     """Those of a column, and those of the same values in dictionaries."""
 
     @given(st.lists(st.lists(st.none() | values, max_size=6), max_size=3))
+    @examples(100, least=12, part=10)
     def check(chunks: list[list[Any]]) -> None:
         arrays = [pa.array(chunk, dtype) for chunk in chunks]
         require_same(pa.chunked_array(arrays, dtype))
@@ -97,6 +99,7 @@ def test_objects_are_those_of_arrow(dtype: pa.DataType, values: st.SearchStrateg
 
 
 @given(st.data())
+@examples(100)
 def test_nested_objects_are_those_of_arrow(data: st.DataObject) -> None:
     dtype, values = data.draw(st.recursive(st.sampled_from(KINDS), nested, max_leaves=4))
     column = pa.chunked_array([pa.array(data.draw(st.lists(st.none() | values, max_size=6)), dtype)])

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import examples
 
 from torch_dataloader_utils.columns import shared as shared_rows
 from torch_dataloader_utils.columns.shared import Shared, joined_lists, shared
@@ -32,6 +33,7 @@ def test_lists_are_those_of_arrow(monkeypatch: pytest.MonkeyPatch, dtype: pa.Dat
     values = pa.array([*DTYPES[dtype], None], dtype)
     indices = st.lists(st.none() | st.integers(0, len(values) - 1), min_size=1, max_size=8)
 
+    @examples(100, least=12, part=10)
     @given(st.lists(indices, min_size=1, max_size=3), st.integers(0, 7), st.lists(st.integers(0, 5), max_size=4))
     def check(chunks: list[list[int | None]], start: int, sizes: list[int]) -> None:
         arrays = [pa.DictionaryArray.from_arrays(pa.array(chunk, index), values) for chunk in chunks]

@@ -185,7 +185,7 @@ def test_split_bytes_of_another_type_is_a_type_error_that_names_it(data, size):
 
 
 @given(st.one_of(st.text(), st.from_regex(r"\d{1,400}(\.\d{0,40})? ?[kKMGTib]{0,4}", fullmatch=True)))
-@examples(300)
+@examples(300, part=12)
 def test_any_text_is_a_number_of_bytes_or_a_value_error(text):
     try:
         size = parse_bytes(text, "split_bytes")

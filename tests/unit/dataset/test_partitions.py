@@ -134,7 +134,7 @@ def test_partition_columns_alone_have_every_row(tmp_path, name):
     assert sorted(int(value) for value in delivered(loader, "k")["k"]) == [1] * 8 + [2] * 8
 
 
-@examples(25)
+@examples(25, least=10)
 @given(values=st.lists(st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=5), min_size=1))
 def test_any_text_survives_the_way_through_a_path(tmp_path_factory, values):
     root = tmp_path_factory.mktemp("any")
@@ -234,11 +234,10 @@ def test_a_filter_over_partition_columns_keeps_what_pyarrow_keeps(tree, name, op
     whole = pads.dataset(tree, schema=schema, partitioning=pads.partitioning(schema.remove(0), flavor="hive"))
     kept = sorted(whole.to_table(columns=["x"], filter=FILTERS[name])["x"].to_pylist())
     loader, _ = open_loader(tree, filters=FILTERS[name], partitioning="hive", columns=["x"], batch_size=3, **options)
-    batches = batches_of(loader)
+    batches = [batch["x"].tolist() for batch in loader]
     assert all(len(batch) == 3 for batch in batches[:-1])
     assert 0 not in map(len, batches)
-    loader, _ = open_loader(tree, filters=FILTERS[name], partitioning="hive", columns=["x"], **options)
-    assert sorted(int(value) for value in delivered(loader, "x")["x"]) == kept
+    assert sorted(value for batch in batches for value in batch) == kept
 
 
 @pytest.mark.parametrize(("name", "read"), [("one partition", 1), ("none", 0), ("null", 1), ("each for its own", 2)])

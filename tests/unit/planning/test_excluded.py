@@ -34,7 +34,7 @@ def excluded(rows: dict[str, set[int]]) -> ExcludedRows:
 
 
 @given(rows=ROWS, others=ROWS)
-@examples(400)
+@examples(400, part=16)
 def test_ranges_are_what_sets_of_rows_are(rows, others):
     own, other = excluded(rows), excluded(others)
     assert as_set(own) == all_of(rows)
@@ -50,7 +50,7 @@ def test_ranges_are_what_sets_of_rows_are(rows, others):
 
 
 @given(rows=ROWS, path=PATHS, start=st.integers(0, 70), length=st.integers(0, 40))
-@examples(400)
+@examples(400, part=16)
 def test_rows_of_a_range_are_counted_and_marked(rows, path, start, length):
     own, inside = excluded(rows), [row in rows.get(path, ()) for row in range(start, start + length)]
     assert own.before(path, start) == sum(row < start for row in rows.get(path, ()))
@@ -60,7 +60,7 @@ def test_rows_of_a_range_are_counted_and_marked(rows, path, start, length):
 
 
 @given(rows=ROWS, lengths=st.lists(st.integers(0, 25), min_size=3, max_size=3))
-@examples(300)
+@examples(300, part=12)
 def test_row_numbers_of_the_manifest_are_the_same_rows(rows, lengths):
     names = ("a", "b", "c/d")
     manifest = manifest_of(*([(length, 1)] for length in lengths))
@@ -116,7 +116,7 @@ def ids(manifest: Manifest, rows: ExcludedRows) -> set[int]:
     st.integers(0, 3),
     st.sampled_from(["allow", "drop", "pad"]),
 )
-@examples(400)
+@examples(400, part=16)
 def test_plan_without_excluded_rows_has_each_other_row_once(given_rows, options, num_ranks, num_workers, uneven):
     manifest, left_out = given_rows
     options = PlanOptions(
@@ -158,7 +158,7 @@ def test_plan_without_excluded_rows_has_each_other_row_once(given_rows, options,
     st.one_of(st.none(), st.integers(-3, 3)),
     st.lists(st.integers(0, 400), max_size=4),
 )
-@examples(400)
+@examples(400, part=16)
 def test_order_of_delivery_and_counts_of_splits_agree(given_rows, rounds, seed, positions):
     manifest, left_out = given_rows
     splits = tuple(group.split for groups in manifest.row_group_splits for group in groups if group.split.row_length)

@@ -65,7 +65,7 @@ def require_same(ledger: SegmentLedger, batches: Sequence[Sequence[list[int]]]) 
 
 
 @given(journeys(takes_every=0), st.booleans())
-@examples(120)
+@examples(120, least=10, part=12)
 def test_every_steps_rows_and_every_rows_steps_are_those_that_are_delivered_under_any_ranks_and_after_any_load(
     journey: tuple[list[RankGroup], list[list[int]]], drop_last: bool
 ) -> None:
@@ -101,7 +101,7 @@ def test_a_rank_that_goes_on_with_batches_of_another_size_has_the_steps_of_its_p
 
 
 @given(journeys(takes_every=0), st.integers(0, 9), st.integers(1, 6))
-@examples(40)
+@examples(40, least=10)
 def test_a_skipped_step_keeps_its_rows_and_no_row_is_delivered_in_it(
     journey: tuple[list[RankGroup], list[list[int]]], start: int, count: int
 ) -> None:

@@ -106,7 +106,7 @@ def _holds(split: Split, group: Split) -> bool:
 
 
 @given(cases())
-@examples(200)
+@examples(200, part=10)
 def test_every_selected_row_is_in_exactly_one_stream(case):
     planned = [row for stream in streams_of(case.plan()) for shard in stream for row in row_ids(case.manifest, shard)]
     wanted = {row for group, _ in case.groups() for row in row_ids(case.manifest, Shard((group,)))}
@@ -115,6 +115,7 @@ def test_every_selected_row_is_in_exactly_one_stream(case):
 
 
 @given(cases())
+@examples(100, part=5)
 def test_shard_i_belongs_to_rank_i_mod_ranks_and_in_it_to_the_workers_in_turn(case):
     plan = case.plan()
     held: dict[tuple[int, int], list[Shard]] = {}
@@ -127,6 +128,7 @@ def test_shard_i_belongs_to_rank_i_mod_ranks_and_in_it_to_the_workers_in_turn(ca
 
 
 @given(cases())
+@examples(100, part=5)
 def test_splits_begin_and_end_where_row_groups_do(case):
     groups = case.groups()
     for shard in shards_of(case.plan()):
@@ -138,6 +140,7 @@ def test_splits_begin_and_end_where_row_groups_do(case):
 
 
 @given(cases())
+@examples(100, part=5)
 def test_a_split_is_one_row_group_where_rows_are_shuffled(case):
     case = replace(case, options=replace(case.options, shuffle=True, shuffle_buffer_size=100))
     splits = [split for shard in shards_of(case.plan()) for split in shard.splits]
@@ -148,7 +151,7 @@ def test_a_split_is_one_row_group_where_rows_are_shuffled(case):
 
 
 @given(cases())
-@examples(200)
+@examples(200, part=10)
 def test_a_shard_above_a_maximum_is_a_single_row_group_or_shuffled_in_rounds(case):
     options, all_groups = case.options, case.groups()
     for shard in shards_of(case.plan()):
@@ -167,7 +170,7 @@ def test_a_shard_above_a_maximum_is_a_single_row_group_or_shuffled_in_rounds(cas
 
 
 @given(cases())
-@examples(200)
+@examples(200, part=10)
 def test_every_stream_gets_four_shards_where_row_groups_allow(case):
     case = replace(case, options=replace(case.options, shuffle_buffer_size=None))
     plan = case.plan()
@@ -186,7 +189,7 @@ def test_every_stream_gets_four_shards_where_row_groups_allow(case):
         selection=None,
     )
 )
-@examples(200)
+@examples(200, part=10)
 def test_every_stream_gets_a_shard_where_row_groups_allow_and_rows_are_shuffled(case):
     case = replace(case, options=replace(case.options, shuffle=True, shuffle_buffer_size=1000))
     plan = case.plan()
@@ -234,7 +237,9 @@ UNEVEN_FILES = {
 }
 
 
-@pairwise(files=UNEVEN_FILES, group=[200, 500], shards=[20, 27, 40], how=["in order", "shards shuffled", "rows mixed"])
+@pairwise(
+    most=7, files=UNEVEN_FILES, group=[200, 500], shards=[20, 27, 40], how=["in order", "shards shuffled", "rows mixed"]
+)
 def test_the_fullest_of_eight_streams_has_at_most_a_twentieth_more_rows_than_the_mean(files, group, shards, how):
     rows = UNEVEN_FILES[files]
     files = tuple(
@@ -260,7 +265,7 @@ def _groups(rows: int, group: int) -> tuple[RowGroup, ...]:
 
 
 @given(cases(), st.integers(1, 6))
-@examples(200)
+@examples(200, part=10)
 def test_row_groups_larger_than_the_buffer_are_shuffled_with_one_another_in_rounds_of_its_size(case, most):
     options = replace(case.options, shuffle=True, shuffle_buffer_size=5, shuffle_interleave=most)
     for shard in shards_of(replace(case, options=options).plan()):
@@ -288,6 +293,7 @@ def test_large_row_groups_are_shared_by_streams_first_and_interleaved_then():
 
 
 @given(cases())
+@examples(100, part=5)
 def test_without_shuffle_shards_come_in_the_order_of_the_files(case):
     case = replace(case, options=replace(case.options, shuffle=False, shuffle_buffer_size=None))
     rows = [row for shard in shards_of(case.plan()) for row in row_ids(case.manifest, shard)]
@@ -295,6 +301,7 @@ def test_without_shuffle_shards_come_in_the_order_of_the_files(case):
 
 
 @given(cases(), st.integers(), st.integers(0, 2**70))
+@examples(100, part=5)
 def test_without_shuffle_seed_and_epoch_make_no_difference(case, seed, epoch):
     case = replace(case, options=replace(case.options, shuffle=False, shuffle_buffer_size=None))
     other = replace(case, options=replace(case.options, shuffle_seed=seed))
@@ -351,6 +358,7 @@ def rebuilt(manifest: Manifest) -> Manifest:
 
 
 @given(cases())
+@examples(100, part=5)
 def test_every_rank_computes_the_same_plan_from_a_manifest_of_its_own(case):
     plans = [case.plan(manifest=rebuilt(case.manifest)) for _ in range(case.num_ranks)]
     assert all(plan == case.plan() for plan in plans)
@@ -364,6 +372,7 @@ def test_equal_values_are_sorted_as_they_stand(values):
 
 
 @given(cases())
+@examples(100, part=5)
 def test_a_dataset_at_another_root_has_the_same_plan_permutations_and_fingerprint(case):
     moved = rebuilt(case.manifest)
     assert moved.fingerprint == case.manifest.fingerprint
@@ -371,6 +380,7 @@ def test_a_dataset_at_another_root_has_the_same_plan_permutations_and_fingerprin
 
 
 @given(cases())
+@examples(100, part=5)
 def test_no_workers_and_one_worker_walk_the_same_streams(case):
     assert shards_of(case.plan(num_workers=0)) == shards_of(case.plan(num_workers=1))
     assert streams_of(case.plan(num_workers=0)) == streams_of(case.plan(num_workers=1))
@@ -380,6 +390,7 @@ def test_no_workers_and_one_worker_walk_the_same_streams(case):
 
 
 @given(cases(), cases())
+@examples(100, part=5)
 def test_plans_have_one_digest_only_where_they_are_equal(one, other):
     assert (one.plan().digest == other.plan().digest) == (one.plan() == other.plan())
 
@@ -479,7 +490,7 @@ def test_the_plan_is_the_one_of_plan_algorithm_2(options):
 
 
 @given(st.data())
-@examples(200)
+@examples(200, part=10)
 def test_the_rows_of_each_split_before_a_position_are_counted_as_they_are_delivered(data):
     lengths = data.draw(st.lists(st.integers(1, 30), min_size=1, max_size=5))
     seed = data.draw(st.sampled_from([None, 5]))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import chain
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from support import manifests
+from support import examples, manifests
 
 from torch_dataloader_utils.planning.manifest import Manifest, Split
 from torch_dataloader_utils.planning.row_ranges import (
@@ -83,7 +83,7 @@ def parts_of_manifests(draw: st.DrawFn) -> tuple[Manifest, list[Split]]:
     return manifest, draw(st.permutations([group for group in groups if draw(st.booleans())]))
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(parts_of_manifests())
 def test_row_numbers_lead_back_to_the_same_rows(case):
     manifest, parts = case

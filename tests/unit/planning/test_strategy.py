@@ -122,9 +122,10 @@ def test_a_state_of_the_same_strategy_with_other_parameters_is_refused_though_th
     again.load_state_dict(loader.state_dict())
 
 
+@pytest.mark.parametrize("batch_size", [48, pytest.param(16, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_a_resume_after_any_batch_delivers_what_was_to_come(data, name):
-    options = {"split_strategy": Backwards(), **OPTIONS[name]}
+def test_a_resume_after_any_batch_delivers_what_was_to_come(data, name, batch_size):
+    options = {"split_strategy": Backwards(), "batch_size": batch_size, **OPTIONS[name]}
     loader, _ = open_loader(data, **options)
     whole = batches_of(loader)
     iterator = iter(loader)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from support import examples
 
 from torch_dataloader_utils.reading.memory_budget import BudgetClosedError, MemoryBudget, MemoryLease
 from torch_dataloader_utils.reading.read_ahead import ReadAhead
@@ -310,5 +311,5 @@ class BudgetMachine(RuleBasedStateMachine):
         assert self.budget.leased == sum(self.sizes.values())
 
 
-BudgetMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+BudgetMachine.TestCase.settings = settings(examples(60), stateful_step_count=30, deadline=None)
 TestBudget = BudgetMachine.TestCase

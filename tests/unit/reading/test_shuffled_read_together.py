@@ -27,7 +27,7 @@ OPTIONS: dict[str, Any] = {
     "columns": ["value", "score"],
     "shuffle": True,
     "shuffle_buffer_size": 16 * ROWS,
-    "batch_size": 17,
+    "batch_size": 61,
     "fingerprint": True,
 }
 

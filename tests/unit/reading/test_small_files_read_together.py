@@ -157,30 +157,32 @@ WAYS: dict[str, dict[str, Any]] = {
     "strings": {"columns": ["name", "value"]},
     "filter": {"filters": [("value", "!=", 77)]},
     "no memory to read several": {"read_ahead_bytes": 6 * ROWS * 3 * 8},
-    "a part of the rows": {"uneven_ranks": "drop", "num_ranks": 3, "rank": 1},
+    "a part of the rows": {"uneven_ranks": "drop", "num_ranks": 3, "rank": 1, "batch_size": 16},
     "shards of three row groups": {"split_rows": 3 * ROWS, "batch_size": 17},
     "Arrow": {"output_format": "arrow", "batch_size": 33},
-    "workers": {"num_workers": 2},
+    "workers": {"num_workers": 2, "batch_size": 40},
 }
 
 
 def options_of(way: str) -> dict[str, Any]:
     """Return options of a loader."""
-    return {"columns": NUMBERS, **WAYS[way]}
+    return {"columns": NUMBERS, "batch_size": 24, **WAYS[way]}
 
 
 @pytest.mark.parametrize("every", [37, pytest.param(1, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_stop_at_any_batch_changes_no_batch(path, together, way, every):
     loader, _ = open_loader(path, **options_of(way))
-    states, batches = [loader.state_dict()], []
+    states, batches = {0: loader.state_dict()}, []
     for batch in loader:
         batches.append(batch["row"].tolist() if isinstance(batch, dict) else batch["row"].to_pylist())
-        states.append(loader.state_dict())
+        if len(batches) % every == 0:
+            states[len(batches)] = loader.state_dict()
     assert bool(together) == (way not in {"no memory to read several", "workers"})  # workers do not tell here
-    for place in range(0, len(states) - 1, every):
+    assert len(states) > 1
+    for place, state in states.items():
         again, _ = open_loader(path, **options_of(way))
-        again.load_state_dict(states[place])
+        again.load_state_dict(state)
         assert batches_of(again) == batches[place:]
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import itertools
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +15,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from ranged import RangedFileSystem, ranged
-from support import all_rows_of, open_loader
+from support import open_loader
 
 from torch_dataloader_utils.reading.fetcher import LARGEST_GAP
 from torch_dataloader_utils.storage.byte_ranges import SparseFile, coalesced
@@ -118,6 +120,10 @@ def path(tmp_path_factory) -> Path:
     return directory
 
 
+def rows_of(loader: Iterable[Any]) -> list[int]:
+    return [row for batch in loader for row in batch["row"].tolist()]
+
+
 @pytest.mark.parametrize(
     ("columns", "runs"),
     [
@@ -135,9 +141,9 @@ def test_a_row_group_is_fetched_in_as_many_ranges_as_its_columns_have_runs(
 ):
     fetched: list[tuple[int, int]] = []
     room = "128MiB" if workers_share == "whole" else 2 * COLUMN
-    loader, _ = open_loader(ranged(path), columns=columns, read_ahead_bytes=room)
+    loader, _ = open_loader(ranged(path), columns=columns, read_ahead_bytes=room, batch_size=500)
     monkeypatch.setattr(RangedFileSystem, "on_fetch", staticmethod(lambda _, *one: fetched.append(one)))
-    assert all_rows_of(loader) == list(range(ROWS))
+    assert rows_of(loader) == list(range(ROWS))
     metadata = pq.ParquetFile(path / "a.parquet").metadata
     chunks = [[metadata.row_group(group).column(column) for column in range(8)] for group in range(ROWS // GROUP)]
     assert all(GROUP * 8 <= chunk.total_compressed_size <= LARGEST_GAP for group in chunks for chunk in group)
@@ -154,5 +160,5 @@ def test_columns_of_a_filter_are_fetched_with_the_others(path, monkeypatch):
     condition = pa.dataset.field("c7") >= 0
     loader, _ = open_loader(ranged(path), columns=["c0"], filters=condition)
     monkeypatch.setattr(RangedFileSystem, "on_fetch", staticmethod(lambda _, *one: fetched.append(one)))
-    assert all_rows_of(loader) == list(range(ROWS))
+    assert rows_of(loader) == list(range(ROWS))
     assert len(fetched) == 2 * ROWS // GROUP

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pairwise import pairwise
 from support import all_rows_of, batches_of, open_loader
 
 from torch_dataloader_utils import UnreadableFileError
@@ -358,9 +359,7 @@ def test_files_without_a_common_directory_are_named_in_full(tree, tmp_path_facto
 # Chains of storages ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("path", ["", "/*.parquet", "/b/d/e.parquet"])
-@pytest.mark.parametrize("cache", ["simplecache", "filecache"])
+@pairwise(workers=[0, 2], path=["", "/*.parquet", "/b/d/e.parquet"], cache=["simplecache", "filecache"])
 def test_a_cached_storage_delivers_what_its_target_does(in_memory, cache, path, workers, tmp_path):
     whole = numbers_of(in_memory + path)
     options = {cache: {"cache_storage": str(tmp_path / "cache")}}

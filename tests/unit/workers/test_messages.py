@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import examples
 
 from torch_dataloader_utils.columns.convert import sendable, split
 from torch_dataloader_utils.errors import ColumnError
@@ -49,6 +50,7 @@ def array_of(values: list[Any], dtype: pa.DataType) -> pa.Array:
 
 
 @given(st.data())
+@examples(100, part=5)
 def test_lists_arrive_as_they_were_sent(data):
     sizes = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=4))
     pool = data.draw(st.sampled_from([None, SharedMemoryPool.if_possible(2)]))
