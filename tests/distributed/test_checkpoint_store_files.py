@@ -38,6 +38,25 @@ def storage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return f"s3://{s3.new_bucket()}/runs", s3.storage_options()
 
 
+def cases_on_storages(names: str, cases: dict[str, tuple[Any, ...]]) -> pytest.MarkDecorator:
+    """Parametrize a test with cases that differ in names, contents or parts: all on disk, and the first one on S3.
+
+    The others on S3 are for `make soak`.
+    """
+    first = next(iter(cases))
+    params = [
+        pytest.param(
+            storage,
+            *values,
+            id=f"{storage}-{case}",
+            marks=[pytest.mark.soak] if storage == "s3" and case != first else [],
+        )
+        for storage in ("disk", "s3")
+        for case, values in cases.items()
+    ]
+    return pytest.mark.parametrize(f"storage, {names}", params, indirect=["storage"])
+
+
 class Place:
     """A directory of its own on a storage, seen through fsspec."""
 
@@ -101,7 +120,7 @@ def test_the_last_and_the_best_are_kept_and_nothing_that_the_store_did_not_write
     assert model.weight.tolist() == [[2.0, 2.0], [2.0, 2.0]]
 
 
-@pytest.mark.parametrize("name", ["layers=[1,2]", "a*b", "a?b"], ids=["brackets", "star", "question mark"])
+@cases_on_storages("name", {"brackets": ("layers=[1,2]",), "star": ("a*b",), "question mark": ("a?b",)})
 def test_a_directory_named_like_a_pattern_is_a_store_as_any_other(place, name):
     odd = Place(f"{place.url}/{name}", place.options)
     store = odd.open(keep_last=2)
@@ -148,7 +167,7 @@ def test_what_unfinished_saves_left_is_deleted_before_another_writes(place):
     assert place.steps() == [2]
 
 
-@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer/1.txt"])
+@cases_on_storages("file", {"a file": ("tokenizer.json",), "a directory": ("tokenizer/1.txt",)})
 def test_what_someone_put_into_a_checkpoint_stays_when_the_checkpoint_goes(place, file):
     store = place.open(keep_last=1)
     first = store.save(1, model=layer())
@@ -282,7 +301,7 @@ def test_retention_keeps_what_it_has_to_and_deletes_all_else(saves, keep_last, b
 # Refused by name ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("file", ["__0_0.distcp", ".metadata"])
+@cases_on_storages("file", {"tensors": ("__0_0.distcp",), "metadata": (".metadata",)})
 def test_a_truncated_a_missing_or_a_longer_file_is_refused_by_name(place, file):
     store = place.open()
     store.save(1, model=layer(1.0))
@@ -308,7 +327,7 @@ def test_a_flipped_byte_of_the_metadata_is_refused_by_name(disk):
         disk.open().restore(model=layer())
 
 
-@pytest.mark.parametrize("left", [None, b"", b'{"format": "torch'], ids=["no marker", "empty marker", "cut marker"])
+@cases_on_storages("left", {"no marker": (None,), "empty marker": (b"",), "cut marker": (b'{"format": "torch',)})
 def test_a_half_written_one_is_not_visible_refused_by_name_and_deleted_by_the_next_save(place, left):
     store = place.open()
     store.save(1, model=layer())
@@ -326,14 +345,13 @@ def test_a_half_written_one_is_not_visible_refused_by_name_and_deleted_by_the_ne
     assert place.steps() == [1, 3]
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"format": "another"}, "is foreign"),
-        ({"version": 2}, "has format version 2, and this release reads 1"),
-        ({"metrics": {"loss": 0.0}}, "its checksum is another one"),
-    ],
-    ids=["foreign", "of a later release", "edited"],
+@cases_on_storages(
+    "changes, message",
+    {
+        "foreign": ({"format": "another"}, "is foreign"),
+        "of a later release": ({"version": 2}, "has format version 2, and this release reads 1"),
+        "edited": ({"metrics": {"loss": 0.0}}, "its checksum is another one"),
+    },
 )
 def test_a_marker_that_the_store_did_not_write_is_refused_by_name_and_stays(place, changes, message):
     store = place.open()
@@ -443,7 +461,7 @@ def test_errors_of_a_storage_name_the_store_and_hold_no_secret(s3):
 # What is saved ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optimizer_of", [torch.optim.SGD, torch.optim.AdamW], ids=["without a state", "with a state"])
+@cases_on_storages("optimizer_of", {"with a state": (torch.optim.AdamW,), "without a state": (torch.optim.SGD,)})
 def test_model_optimizer_scheduler_and_loaders_are_as_they_were_at_the_call(place, tmp_path, optimizer_of):
     write_dataset(tmp_path / "data")
 
@@ -503,7 +521,7 @@ class Fails:
         raise AssertionError(state)
 
 
-@pytest.mark.parametrize("wait", [True, False], ids=["by waiting", "by the next save"])
+@cases_on_storages("wait", {"by waiting": (True,), "by the next save": (False,)})
 def test_an_error_of_an_asynchronous_save_is_raised_once_and_leaves_the_checkpoints_before_it(place, wait):
     store = place.open()
     store.save(1, model=layer(1.0))

@@ -74,7 +74,7 @@ def kill_all_but_workers(job: AnyJob, choice: random.Random) -> None:
 
 
 def kill_one_rank(job: AnyJob, choice: random.Random) -> None:
-    """Take down one rank; torchrun has to end the other, and the workers have to notice."""
+    """Take down one rank; its launcher has to end the other, and the workers have to notice."""
     kill([choice.choice(job.ranks() or job.main_processes())])
 
 
@@ -183,10 +183,9 @@ def check_rows(epoch: Epoch) -> None:
 
 def test_an_epoch_killed_in_every_way_commits_each_row_once_and_leaves_no_process_behind(kill_data, tmp_path):
     options = {"num_workers": 2, **ROWS_SHUFFLED, "shuffle_buffer_size": 200}
-    epoch = Epoch(kill_data, tmp_path, options, random.Random(5))
+    epoch = Epoch(kill_data, tmp_path, options, random.Random(5), launch=running_ranks)
     committed = [0]
     for way in (kill_everything, kill_one_rank, kill_all_but_workers, kill_one_worker):
-        epoch.launch = running if way is kill_one_rank else running_ranks
         epoch.killed(way, epoch.choice.uniform(0, 0.3), pause=LONG_PAUSE_SEC)
         assert not epoch.checkpoint()["ended"]
         committed.append(sum(map(len, epoch.checkpoint()["trained"])))

@@ -127,8 +127,8 @@ NAMES = (
 )
 
 each_kind = pytest.mark.parametrize("name", NAMES)
-lengths = pytest.mark.parametrize("share", [pytest.param(1, marks=pytest.mark.soak), 97], ids=["all", "some"])
-"""Which cuts and which bits: every one in the soak, else about one of a hundred, all over the state."""
+lengths = pytest.mark.parametrize("share", [pytest.param(1, marks=pytest.mark.soak), 197], ids=["all", "some"])
+"""Which cuts and which bits: every one in the soak, else about one of 200, all over the state."""
 
 
 class Tried:

@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 import torch
 from faults.outcome import Record, Row, rows_in
-from jobs.forked import run_forked
+from jobs.forked import run_forked, start
 from jobs.processes import inherited, living, wait_until_none
 from jobs.resuming import resumed
 from pairwise import pairwise
@@ -437,15 +437,22 @@ ENDS = [("is killed", "fork"), ("exits", "forkserver"), ("is killed", "spawn"), 
 
 
 @pytest.mark.parametrize(
-    ("end", "start"), [pytest.param(*pair, marks=[pytest.mark.soak] if pair in ENDS[2:] else []) for pair in ENDS]
+    ("end", "method"), [pytest.param(*pair, marks=[pytest.mark.soak] if pair in ENDS[2:] else []) for pair in ENDS]
 )
-def test_a_stopped_worker_ends_with_a_training_process_that(data: Data, tmp_path: Path, end: str, start: str):
-    program = tmp_path / "program.py"
+def test_a_stopped_worker_ends_with_a_training_process_that(data: Data, tmp_path: Path, end: str, method: str):
+    program, output = tmp_path / "program.py", tmp_path / "output.txt"
     program.write_text(STOPPED, encoding="utf-8")
-    command = [sys.executable, str(program), str(data.path), end, start]
-    done = subprocess.run(command, env=inherited(), capture_output=True, text=True, check=False, timeout=240)
-    assert done.returncode == (-signal.SIGKILL if end == "is killed" else 0), done.stderr
-    pids = {int(pid) for pid in done.stdout.split()}
+    arguments = [str(data.path), end, method]
+    if end == "is killed":
+        process = start(program, *arguments, output=output, environment={})
+        process.join(240)
+        assert process.exitcode == -signal.SIGKILL
+    else:  # as an interpreter does, with its exit handlers
+        command = [sys.executable, str(program), *arguments]
+        done = subprocess.run(command, env=inherited(), capture_output=True, text=True, check=False, timeout=240)
+        assert done.returncode == 0, done.stderr
+        output.write_text(done.stdout, encoding="utf-8")
+    pids = {int(pid) for pid in output.read_text(encoding="utf-8").split()}
     assert len(pids) == 2
     left = wait_until_none(lambda: pids & living(), 30)
     for pid in left:

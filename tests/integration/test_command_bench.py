@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from commands import Commands, started
+from commands import Commands
 from conftest import ACCESS_KEY, SECRET_KEY
-from jobs.processes import wait_until_none
+from jobs.forked import start
+from jobs.processes import processes_of_sessions, wait_until_none
 from support import write_dataset
 
 from torch_dataloader_utils.cli.bench import BenchOptions, LoaderPasses, RawArrow, Setting, bench, measure
@@ -178,10 +180,17 @@ def test_wrong_numbers_are_refused(words, message):
         pytest.param(signal.SIGKILL, id="kill", marks=pytest.mark.soak),
     ],
 )
-def test_a_command_that_is_ended_leaves_no_workers_behind(data, signal_number):
-    words = ["bench", data, "--workers", "2", "--batch-sizes", "16", "--seconds", "0.5", "--rounds", "100"]
-    with started(*words) as (process, processes):
-        assert not wait_until_none(lambda: len(processes()) < 3), "the workers have not started"
-        process.send_signal(signal_number)
-        assert process.wait(timeout=120) == -signal_number
-        assert not wait_until_none(processes)
+@pytest.mark.usefixtures("tdu")
+def test_a_command_that_is_ended_leaves_no_workers_behind(data, tmp_path, signal_number):
+    words = ["bench", str(data), "--workers", "2", "--batch-sizes", "16", "--seconds", "0.5", "--rounds", "100"]
+    output, errors = tmp_path / "stdout", tmp_path / "stderr"
+    process = start(tmp_path / "command.py", str(errors), *words, output=output, environment={})
+    try:
+        assert not wait_until_none(lambda: len(processes_of_sessions({process.pid})) < 3), "no worker has started"
+        os.kill(process.pid, signal_number)
+        process.join(120)
+        assert process.exitcode == -signal_number
+        assert not wait_until_none(lambda: processes_of_sessions({process.pid}))
+    finally:
+        for pid in processes_of_sessions({process.pid}):
+            os.kill(pid, signal.SIGKILL)

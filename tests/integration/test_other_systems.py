@@ -118,7 +118,7 @@ def test_a_resume_after_any_batch_continues_with_the_next(path):
 
 
 @without_memfd
-@pytest.mark.parametrize("seen", [0, 5, 40])
+@pytest.mark.parametrize("seen", [0, pytest.param(5, marks=soak), 40])
 def test_a_worker_that_is_killed_is_named_and_no_row_is_lost(path, seen):
     options = {"num_workers": 2, "collate_fn": heavy, **ORDER}  # a worker is killed while it writes a message
     loader, _ = open_loader(path, **options)

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jobs.forked import start
-from jobs.processes import inherited, processes_of_sessions, processes_with, wait_until_none
+from jobs.processes import processes_of_sessions, wait_until_none
 
 SECRET = "made-up/secret+key/that/must/not/leak"
 """No command may write it: that of the tests' S3 server."""
-
-_numbers = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -90,22 +81,3 @@ class Commands:
         assert done.out == "", done
         assert done.err, done
         return done.err
-
-
-@contextmanager
-def started(*arguments: Any) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], list[int]]]]:
-    """Start a command, and yield it with what returns the ids of its living processes. They are ended at the end."""
-    mark = f"TDU_TEST={os.getpid()}-{next(_numbers)}"
-    name, _, value = mark.partition("=")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "torch_dataloader_utils", *map(str, arguments)],
-        env=inherited(**{name: value}),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        yield process, lambda: processes_with(mark)
-    finally:
-        for pid in processes_with(mark):
-            os.kill(pid, signal.SIGKILL)
-        process.wait()
