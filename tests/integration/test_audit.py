@@ -18,6 +18,7 @@ import pytest
 import torch
 from deltalake import write_deltalake
 from icebergs import config_of, new_catalog
+from pairwise import pairwise
 from support import edited, open_loader, rows_of, write_dataset
 from text_files import SMALL, csv_of, open_text, write_text
 
@@ -78,10 +79,9 @@ def delivered(found: Audit) -> dict[str, int]:
     return {file.path: file.done + file.under_way for file in found.files}
 
 
-@pytest.mark.parametrize("workers", [0, 2], ids=["in process", "2 workers"])
-@pytest.mark.parametrize("options", [SHUFFLED, ROW_GROUPS, {"shuffle": False}], ids=["rows", "row groups", "in order"])
-def test_the_counts_of_each_file_are_the_rows_that_its_ranks_delivered(data, options, workers):
-    rows, loaders = train(data, 3, 7, num_workers=workers, **{"shuffle_buffer_size": None, **options})
+@pairwise(most=3, order=ORDERS, workers=[0, 2])
+def test_the_counts_of_each_file_are_the_rows_that_its_ranks_delivered(data, order, workers):
+    rows, loaders = train(data, 3, 7, num_workers=workers, **{"shuffle_buffer_size": None, **ORDERS[order]})
     states = [loader.state_dict() for loader in loaders]
     found = audit(states, data)
     assert delivered(found) == by_file(rows)
@@ -286,13 +286,10 @@ def test_a_damaged_state_is_refused(data):
 
 
 class TestSkippedAndExcludedRows:
-    @pytest.mark.parametrize(
-        "options", [SHUFFLED, ROW_GROUPS, {"shuffle": False}], ids=["rows", "row groups", "in order"]
-    )
-    @pytest.mark.parametrize("seed", range(4), ids=["a", "b", "c", "d"])
-    def test_delivered_skipped_excluded_and_left_rows_are_the_epoch(self, data, options, seed):
+    @pairwise(most=6, order=ORDERS, seed=range(4))
+    def test_delivered_skipped_excluded_and_left_rows_are_the_epoch(self, data, order, seed):
         draw = random.Random(seed)
-        settings = {"shuffle_buffer_size": None, "num_workers": draw.choice([0, 2]), **options}
+        settings = {"shuffle_buffer_size": None, "num_workers": draw.choice([0, 2]), **ORDERS[order]}
         firsts = dict(zip(by_file([]), itertools.accumulate((count for count, _ in FILES), initial=0), strict=False))
         gone = sorted(draw.sample(range(ROWS), 30))
         by_path = {

@@ -55,10 +55,20 @@ class Workers:
         return options
 
 
-KINDS = [Workers(0), *(Workers(count, persistent) for count in (1, 2, 3) for persistent in (False, True))]
-SOME_KINDS = [Workers(0), Workers(3, persistent=True), Workers(2)]
-EVERY_KIND = [kind if kind in SOME_KINDS else pytest.param(kind, marks=pytest.mark.soak) for kind in KINDS]
+SOME_KINDS = [Workers(0), Workers(2, persistent=True), Workers(2)]
+KINDS = [*SOME_KINDS, Workers(3, persistent=True), Workers(1), Workers(1, persistent=True), Workers(3)]
+
+
+def chosen(*kinds: Workers) -> list[Any]:
+    """Return all kinds of workers, of which `make test` has these."""
+    return [kind if kind in kinds else pytest.param(kind, marks=pytest.mark.soak) for kind in KINDS]
+
+
+EVERY_KIND = chosen(*SOME_KINDS)
 """None, persistent ones and others; `make soak` has one to three workers both ways."""
+
+STARTED_ONCE = chosen(*SOME_KINDS[:2])
+"""Without those that end with their iteration. Workers are sent the same at its start, whether they are new or not."""
 
 PERSISTENT = [
     kind if kind.count == 2 else pytest.param(kind, marks=pytest.mark.soak) for kind in KINDS if kind.persistent
@@ -72,6 +82,7 @@ SLOW_STARTERS = [
 ]
 
 every_kind_of_workers = pytest.mark.parametrize("workers", EVERY_KIND)
+workers_started_once = pytest.mark.parametrize("workers", STARTED_ONCE)
 persistent_workers = pytest.mark.parametrize("workers", PERSISTENT)
 
 
@@ -124,7 +135,7 @@ def test_iter_after_a_break_begins_the_epoch_again(path: Path, workers: Workers)
     assert batches_of(loader) == whole
 
 
-@every_kind_of_workers
+@workers_started_once
 def test_iter_continues_from_a_loaded_state_once_and_then_begins_again(path: Path, workers: Workers):
     loader = open_shuffled(path, workers)
     whole = whole_epoch(path, workers.count)
@@ -215,7 +226,7 @@ def test_two_loaders_of_the_same_files_do_not_touch_each_others_progress(path: P
         assert take(other, 1) == [batch]
 
 
-@every_kind_of_workers
+@workers_started_once
 def test_an_iterator_at_its_end_stays_there(path: Path, workers: Workers):
     iterator = iter(open_shuffled(path, workers))
     batches_of(iterator)
@@ -271,7 +282,7 @@ def test_persistent_workers_are_the_same_processes_in_every_iteration(path: Path
 # state_dict -----------------------------------------------------------------------------------------------------------
 
 
-@every_kind_of_workers
+@workers_started_once
 def test_state_dict_is_pure_at_any_time(path: Path, workers: Workers):
     loader = open_shuffled(path, workers)
     whole = whole_epoch(path, workers.count)
@@ -332,7 +343,7 @@ def spoil(value: Any) -> None:
         value.append("spoilt")
 
 
-@every_kind_of_workers
+@workers_started_once
 def test_a_state_that_was_taken_does_not_follow_the_iteration(path: Path, workers: Workers):
     loader = open_shuffled(path, workers)
     iterator = iter(loader)
@@ -345,7 +356,7 @@ def test_a_state_that_was_taken_does_not_follow_the_iteration(path: Path, worker
     assert [state["batches_delivered"] for state in states] == list(range(1, len(states) + 1))
 
 
-@every_kind_of_workers
+@workers_started_once
 def test_state_dict_after_load_state_dict_is_the_loaded_state_until_a_batch_is_delivered(path: Path, workers: Workers):
     loader = open_shuffled(path, workers)
     iterator = iter(loader)
@@ -361,7 +372,7 @@ def test_state_dict_after_load_state_dict_is_the_loaded_state_until_a_batch_is_d
     assert loader.state_dict() == states[4]
 
 
-@every_kind_of_workers
+@workers_started_once
 def test_an_error_in_the_training_loop_loses_nothing(path: Path, workers: Workers):
     loader = open_shuffled(path, workers)
     whole = whole_epoch(path, workers.count)
@@ -374,7 +385,7 @@ def test_an_error_in_the_training_loop_loses_nothing(path: Path, workers: Worker
     assert seen + batches_of(loader) == whole
 
 
-@every_kind_of_workers
+@workers_started_once
 def test_after_an_error_in_collate_fn_the_iterator_raises_again_and_a_resume_delivers_every_row(
     path: Path, workers: Workers, tmp_path: Path
 ):
@@ -413,7 +424,7 @@ def interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-@every_kind_of_workers
+@workers_started_once
 def test_an_interrupt_while_a_batch_is_waited_for_loses_nothing(
     path: Path, workers: Workers, tmp_path: Path, interruptible: None
 ):
@@ -442,7 +453,7 @@ def test_an_interrupt_while_a_batch_is_waited_for_loses_nothing(
     assert batches_of(loader) == whole[4:]
 
 
-@every_kind_of_workers
+@workers_started_once
 def test_an_error_in_the_last_batch_is_no_quiet_end_of_the_epoch(path: Path, workers: Workers, tmp_path: Path):
     whole = whole_epoch(path, workers.count)
     loader = open_shuffled(path, workers, collate_fn=FailAtRow(whole[-1][0], while_exists=tmp_path))
@@ -462,7 +473,7 @@ def test_an_error_in_the_last_batch_is_no_quiet_end_of_the_epoch(path: Path, wor
 # load_state_dict ------------------------------------------------------------------------------------------------------
 
 
-@every_kind_of_workers
+@workers_started_once
 def test_load_state_dict_sets_the_epoch_and_the_next_iter_continues_in_it(path: Path, workers: Workers):
     loader = open_shuffled(path, workers)
     loader.dataset.set_epoch(2)
@@ -547,7 +558,7 @@ def cut_short(shard: dict[str, Any]) -> dict[str, Any]:
     return {"splits": [{**first, "row_length": first["row_length"] - 1}, *others]}
 
 
-@every_kind_of_workers
+@workers_started_once
 def test_a_refused_load_changes_nothing_and_the_iteration_goes_on(path: Path, workers: Workers):
     loader = open_shuffled(path, workers)
     loader.dataset.set_epoch(1)
@@ -563,7 +574,7 @@ def test_a_refused_load_changes_nothing_and_the_iteration_goes_on(path: Path, wo
     assert batches_of(loader) == whole
 
 
-@every_kind_of_workers
+@workers_started_once
 def test_a_refused_load_leaves_a_waiting_state_waiting(path: Path, workers: Workers):
     loader = open_shuffled(path, workers)
     take(iter(loader), 9)
@@ -612,7 +623,7 @@ def test_num_workers_none_adopts_the_number_of_a_loaded_state_even_while_others_
     own = loader.dataset.num_workers
     assert batches_of(loader) == whole_epoch(path, own)
 
-    for count in (3, 0, 2, 2, own):
+    for count in (3, 0, 2, 2, own) if persistent else (2, 0, own):
         saved_by = open_loader(path, **SHUFFLED, num_workers=count)[0].dataset
         take(iter(saved_by), 5)
         loader.load_state_dict(saved_by.state_dict())
@@ -659,7 +670,7 @@ def test_the_loader_is_a_stateful_of_distributed_checkpoints(path: Path):
 # set_epoch ------------------------------------------------------------------------------------------------------------
 
 
-@every_kind_of_workers
+@workers_started_once
 def test_set_epoch_plans_the_epoch_and_clears_progress(path: Path, workers: Workers):
     loader = open_shuffled(path, workers)
     take(iter(loader), 3)
@@ -675,7 +686,7 @@ def test_set_epoch_plans_the_epoch_and_clears_progress(path: Path, workers: Work
     assert batches_of(loader) == whole_epoch(path, workers.count)
 
 
-@every_kind_of_workers
+@workers_started_once
 def test_set_epoch_keeps_a_loaded_state_that_waits_in_the_same_epoch_and_drops_it_in_another(
     path: Path, workers: Workers
 ):
@@ -698,7 +709,7 @@ def test_set_epoch_keeps_a_loaded_state_that_waits_in_the_same_epoch_and_drops_i
     assert batches_of(loader) == whole_epoch(path, workers.count, 1)
 
 
-@every_kind_of_workers
+@workers_started_once
 def test_set_epoch_clears_a_loaded_state_that_an_iter_has_used(path: Path, workers: Workers):
     loader = open_shuffled(path, workers)
     take(iter(loader), 6)
@@ -711,7 +722,7 @@ def test_set_epoch_clears_a_loaded_state_that_an_iter_has_used(path: Path, worke
     assert batches_of(loader) == whole_epoch(path, workers.count)
 
 
-@every_kind_of_workers
+@workers_started_once
 def test_a_training_loop_that_calls_set_epoch_each_time_resumes_where_it_stopped(path: Path, workers: Workers):
     def train(loader: Any, first_epoch: int, stop_after: int | None) -> list[list[int]]:
         seen = []
@@ -733,7 +744,7 @@ def test_a_training_loop_that_calls_set_epoch_each_time_resumes_where_it_stopped
     assert before + train(resumed, resumed.dataset.epoch, None) == whole
 
 
-@every_kind_of_workers
+@workers_started_once
 def test_the_state_at_the_end_of_an_epoch_yields_nothing_and_the_next_epoch_is_whole(path: Path, workers: Workers):
     loader = open_shuffled(path, workers)
     batches_of(loader)
@@ -929,8 +940,7 @@ def test_a_worker_that_stalls_ends_the_iteration_after_the_timeout_and_the_state
 # Batches --------------------------------------------------------------------------------------------------------------
 
 
-@every_kind_of_workers
-@pytest.mark.parametrize("drop_last", [False, True])
+@pairwise(most=4, workers=KINDS, drop_last=[False, True])
 def test_batches_are_full_across_row_groups_shards_and_files_but_for_the_last_of_a_stream(
     path: Path, workers: Workers, drop_last: bool
 ):
@@ -961,8 +971,7 @@ def batches_of_plan(dataset: Any, size: int, *, drop_last: bool) -> tuple[list[l
     return [stream[turn] for turn in turns for stream in streams if turn < len(stream)], dropped
 
 
-@every_kind_of_workers
-@pytest.mark.parametrize("rows", [0, 1, 20])
+@pairwise(most=5, workers=KINDS, rows=[20, 0, 1])
 def test_fewer_shards_than_workers_and_no_rows_at_all(tmp_path: Path, workers: Workers, rows: int):
     write_dataset(tmp_path, ((rows, 10), (0, 1)))
     loader = open_shuffled(tmp_path, workers)
@@ -982,7 +991,7 @@ def test_fewer_shards_than_workers_and_no_rows_at_all(tmp_path: Path, workers: W
 
 
 @pairwise(
-    most=8,
+    most=5,
     ranks_and_size=[(1, 16), (2, 7), (2, ROWS), (3, 30), (3, 1)],
     num_workers=[0, 1, 2, 3],
     drop_last=[False, True],
@@ -1029,7 +1038,7 @@ def test_len_is_a_type_error_where_a_filter_makes_it_unknowable(path: Path):
         _ = dataset.num_batches
 
 
-@pairwise(most=8, workers=KINDS, output_format=["torch", "numpy"], shuffle_buffer_size=[None, 100])
+@pairwise(most=4, workers=KINDS, output_format=["torch", "numpy"], shuffle_buffer_size=[None, 100])
 def test_batches_belong_to_the_user(path: Path, workers: Workers, output_format: Any, shuffle_buffer_size: int | None):
     loader, dataset = open_loader(
         path,

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from pairwise import pairwise
 from support import batches_of, open_loader, rows_of, write_dataset
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
@@ -29,12 +30,11 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@every_copy
-@pytest.mark.parametrize("options", [{}, {"num_workers": 2}], ids=["no workers", "workers"])
+@pairwise(most=4, copied=[pickled, copy.deepcopy, copy.copy], workers=[2, 0])
 def test_a_copy_continues_where_the_original_stands_and_the_original_goes_on(
-    path: Path, copied: Callable[[Any], Any], options: dict[str, Any]
+    path: Path, copied: Callable[[Any], Any], workers: int
 ):
-    loader, _ = open_loader(path, shuffle=True, **options)
+    loader, _ = open_loader(path, shuffle=True, num_workers=workers)
     whole = batches_of(loader)
     iterator = iter(loader)
     assert [rows_of(next(iterator)) for _ in range(3)] == whole[:3]

@@ -117,7 +117,7 @@ def expected(packing):
     return Counter(number * LONGEST + place for number in kept for place in range(lengths[number]))
 
 
-@pairwise(way=WAYS, order=ORDERS, source=SOURCES)
+@pairwise(most=10, way=WAYS, order=ORDERS, source=SOURCES)
 def test_the_number_of_batches_is_known_and_counting_changes_none_of_them(dataset, way, order, source):
     options = {"packing": WAYS[way], **ORDERS[order]}
     loader = open_packed(dataset, count_tokens=SOURCES[source], **options)
@@ -168,7 +168,7 @@ def test_ranks_make_equally_many_steps_and_go_on_from_any_of_them(dataset, way, 
         assert not tokens - wanted
 
 
-@pairwise(way=["concat", "best fit"], uneven=["allow", "drop", "pad"], num_workers=[0, 2])
+@pairwise(most=4, way=["concat", "best fit"], uneven=["allow", "drop", "pad"], num_workers=[0, 2])
 def test_other_ranks_go_on_from_any_batch(dataset, way, uneven, num_workers):
     """2 ranks, stopped, are continued by 3, those by 1: every token once, for all that are left are planned again."""
     options = {"packing": WAYS[way], "uneven_ranks": uneven, "num_workers": num_workers, **ROWS_SHUFFLED}
@@ -211,7 +211,7 @@ def test_virtual_ranks_make_the_same_global_batches_on_any_number_of_ranks(datas
 
 
 @each_stop
-@pairwise(most=6, counted=[True, False], strict=[True, False], order=ORDERS)
+@pairwise(most=4, counted=[True, False], strict=[True, False], order=ORDERS)
 def test_a_run_goes_on_with_or_without_counts(dataset, counted, strict, order, stops):
     """From every batch, so also from one that ends with a shard, of which a run without counts does not know it."""
     options = {"packing": WAYS["best fit"], **ORDERS[order]}

@@ -25,6 +25,7 @@ def data(tmp_path_factory):
 
 
 @pairwise(
+    most=6,
     loader_class=[DataLoader, StatefulDataLoader],
     num_workers=[0, 2, 3],
     options=[{}, {"num_ranks": 2, "rank": 1}, {"drop_last": True}],

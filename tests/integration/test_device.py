@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.distributed as dist
+from pairwise import pairwise
 from support import all_rows_of, batches_of, open_loader, rows_of, write_dataset
 
 from torch_dataloader_utils import IterationEndedError, PackedBytes, Padded, to_device
@@ -44,8 +45,7 @@ def take(batches: Any, count: int) -> list[list[int]]:
 
 
 @DEVICES
-@WORKERS
-@pytest.mark.parametrize("depth", [1, 4, 100])
+@pairwise(most=4, workers=[2, 0], depth=[1, 4, 100])
 def test_an_epoch_resumed_after_every_batch_is_that_of_the_loader(path, device, workers, depth):
     options = {"num_workers": workers, "shuffle": True, "shuffle_buffer_size": 60}
     whole = batches_of(open_loader(path, **options)[0])

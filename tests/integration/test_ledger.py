@@ -529,8 +529,9 @@ def test_a_batch_again_reads_the_row_groups_of_its_rows_alone(tmp_path, monkeypa
 FILTER = (pc.field("value") > 66) & (pc.bit_wise_and(pc.field("value"), 12) != 4)
 
 
+@pytest.mark.parametrize("every", [8, pytest.param(4, marks=pytest.mark.soak)])
 @pairwise(most=4, order=ORDERS, ranks=["one rank", "two workers", "three ranks", "short batches dropped"])
-def test_behind_a_filter_a_scan_of_its_columns_tells_the_steps(with_more_rows, order, ranks, caplog):
+def test_behind_a_filter_a_scan_of_its_columns_tells_the_steps(with_more_rows, order, ranks, caplog, every):
     caplog.set_level(logging.INFO, logger="torch_dataloader_utils")
     filters = (pc.field("value") > 100) & (pc.bit_wise_and(pc.field("value"), 12) != 4)
     options = {"num_workers": 0, **RANKS[ranks], **ORDERS[order], "filters": filters, "columns": ["text", "value"]}
@@ -542,7 +543,7 @@ def test_behind_a_filter_a_scan_of_its_columns_tells_the_steps(with_more_rows, o
     state = None
     for step, batch in enumerate(loader):
         state = loader.state_dict() if step == middle else state
-        if step % 4 == 2:
+        if step % every == 2:
             require_scanned(with_more_rows, loader, dataset, step, batch)
     with pytest.raises(
         LedgerUnknownError, match=r"only reading tells .* scan=True reads the columns that the filter needs, of"
@@ -575,10 +576,11 @@ def require_scanned(table: Table, loader: Any, dataset: Any, step: int, batch: A
         assert (found.step, found.rank, found.place) == (step, dataset.rank, place)
 
 
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.soak)])
 @pytest.mark.parametrize(("sizes", "are_known"), [((6, 6), True), ((8, 4), False)])
 @pytest.mark.parametrize(("ranks", "order"), [(1, "in order"), (2, "rows shuffled")])
 def test_behind_a_filter_batches_before_a_state_are_known_if_those_of_its_size_lead_there(
-    parquet, sizes, are_known, ranks, order
+    parquet, *, sizes, are_known, ranks, order, every
 ):
     options = {"filters": FILTER, **ORDERS[order], "num_ranks": ranks, "rank": ranks - 1}
     delivered, state = [], None
@@ -593,7 +595,8 @@ def test_behind_a_filter_batches_before_a_state_are_known_if_those_of_its_size_l
     loader, dataset = parquet.open(**options, batch_size=sizes[-1])
     loader.load_state_dict(state)
     for step, batch in enumerate(loader):
-        require_scanned(parquet, loader, dataset, step + 4, batch)
+        if step % every == 0:
+            require_scanned(parquet, loader, dataset, step + 4, batch)
     loader.load_state_dict(state)
     for step in (0, 3) if are_known else ():
         require_scanned(parquet, loader, dataset, step, delivered[step])
@@ -636,7 +639,7 @@ def test_a_filter_of_partition_columns_alone_is_scanned_too(tmp_path):
     assert dataset.step_of("day=1/a.parquet", 3) is None
 
 
-@pairwise(format=["csv", "csv.gz", "jsonl"], order=["in order", "rows shuffled"], num_workers=[0, 2])
+@pairwise(most=4, format=["csv", "csv.gz", "jsonl"], order=["in order", "rows shuffled"], num_workers=[0, 2])
 def test_uncounted_text_is_scanned_and_its_rows_are_counted_on_the_way(tmp_path, format, order, num_workers):  # noqa: A002
     kind, _, compression = format.partition(".")
     values = {}

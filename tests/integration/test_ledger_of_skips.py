@@ -101,7 +101,7 @@ def test_skipped_steps_keep_their_rows_and_restored_ones_come_after_the_last(dat
         assert not none
 
 
-@pairwise(run=RUNS, taken=[1, 3, 4], logged=[False, True])
+@pairwise(most=5, run=RUNS, taken=[1, 3, 4], logged=[False, True])
 def test_a_strict_load_between_restored_steps_keeps_what_is_known_of_all_steps(data, tmp_path, run, taken, logged):
     log = {"run_log": str(tmp_path)} if logged else {}
     loader, dataset = open_loader(data, **{**RUNS[run], "num_workers": 0}, num_ranks=2, rank=0, **log)

@@ -14,15 +14,15 @@ from torch_dataloader_utils import IterationEndedError, StructuredDataLoader
 
 ROWS = sum(rows for rows, _ in DEFAULT_FILES)
 
-any_workers = pytest.mark.parametrize(
-    "workers",
-    [
-        {"num_workers": 0},
-        {"num_workers": 2, "persistent_workers": True},
-        {"num_workers": 2, "persistent_workers": False},
-    ],
-    ids=["in process", "persistent workers", "new workers"],
+IN_PROCESS = pytest.param({"num_workers": 0}, id="in process")
+PERSISTENT = pytest.param({"num_workers": 2, "persistent_workers": True}, id="persistent workers")
+NEW: dict[str, Any] = {"num_workers": 2, "persistent_workers": False}
+
+any_workers = pytest.mark.parametrize("workers", [IN_PROCESS, PERSISTENT, pytest.param(NEW, id="new workers")])
+workers_started_once = pytest.mark.parametrize(
+    "workers", [IN_PROCESS, PERSISTENT, pytest.param(NEW, id="new workers", marks=pytest.mark.soak)]
 )
+"""Workers are sent the same at the start of an iteration, whether they are new or not."""
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def take(iterator: Any, count: int) -> list[list[int]]:
     return [rows_of(batch) for batch in itertools.islice(iterator, count)]
 
 
-@any_workers
+@workers_started_once
 def test_the_loader_sets_the_epoch_of_its_dataset(path, workers):
     loader = opened(path, **workers)
     loader.set_epoch(3)
@@ -80,7 +80,7 @@ def test_an_iterator_that_has_delivered_nothing_goes_on_after_set_epoch_of_its_e
     assert batches_of(loader) == whole[1]
 
 
-@any_workers
+@workers_started_once
 def test_an_iterator_that_continues_a_state_goes_on_after_set_epoch_of_its_epoch(path, workers):
     whole = epochs(path, 1, **workers)[0]
     saved = opened(path, **workers)
@@ -98,7 +98,7 @@ def test_an_iterator_that_continues_a_state_goes_on_after_set_epoch_of_its_epoch
     assert batches_of(iterator) == whole[5:]
 
 
-@any_workers
+@workers_started_once
 def test_set_epoch_of_an_epoch_that_has_ended_begins_it_again(path, workers):
     whole = epochs(path, 1, **workers)[0]
     loader = opened(path, **workers)
@@ -151,7 +151,7 @@ def test_set_epoch_of_the_current_epoch_leaves_workers_of_plain_loaders_as_they_
     whole = epochs(path, 2, num_workers=2)
     dataset = opened(path, num_workers=2).dataset
     loader = DataLoader(dataset, batch_size=None, num_workers=2, persistent_workers=persistent)
-    for epoch in (0, 0, 1, 1):
+    for epoch in (0, 0, 1):
         dataset.set_epoch(epoch)
         dataset.set_epoch(epoch)
         assert batches_of(loader) == whole[epoch]

@@ -17,7 +17,7 @@ from torch_dataloader_utils.workers.message_size import GROWTH, MessageSizer
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 
-FILES = ((1200, 1200), (10, 10), (750, 50), (200, 200), (9, 3), (600, 600))
+FILES = ((600, 600), (10, 10), (400, 50), (100, 100), (9, 3), (300, 300))
 """Row groups that cannot be parted: streams of very different lengths."""
 
 
@@ -37,7 +37,7 @@ def turns(streams: list[list[Any]]) -> list[Any]:
 
 
 def slow_at_times(batch: Any) -> Any:
-    if rows_of(batch)[0] % 800 == 0:
+    if rows_of(batch)[0] % 200 == 0:
         time.sleep(0.02)
     return batch
 
@@ -102,7 +102,7 @@ def test_each_worker_decides_on_its_own_messages_and_batches_still_take_turns(tm
 
 
 def test_a_worker_gets_no_further_ahead_of_the_training_loop_than_its_messages_in_transit(tmp_path):
-    write_dataset(tmp_path, ((4000, 2000),))
+    write_dataset(tmp_path, ((800, 400),))
     made = sharedctypes.RawArray(ctypes.c_int64, 2)
 
     def count(batch: Any) -> Any:
@@ -116,4 +116,4 @@ def test_a_worker_gets_no_further_ahead_of_the_training_loop_than_its_messages_i
         if number < 50:
             time.sleep(0.005)
             assert max(made) <= number // 2 + 1 + 3
-    assert sum(made) == 1000
+    assert sum(made) == 200

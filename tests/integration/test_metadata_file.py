@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from logged import LoggedFileSystem
+from pairwise import pairwise
 from support import all_rows_of, batches_of, open_loader, write_dataset
 
 from torch_dataloader_utils import CheckpointMismatchError, ColumnError, MetadataFileWarning, UnreadableFileError
@@ -191,9 +192,11 @@ def changed_in_place(directory: Path) -> None:
     pq.write_table(other, directory / "part-001.parquet", row_group_size=40)
 
 
-@pytest.mark.parametrize("change", [changed_by_a_rewrite, changed_in_place])
-@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"shuffle": True, "shuffle_buffer_size": 99}])
-@pytest.mark.parametrize("remote", [False, True])
+@pairwise(
+    change=[changed_by_a_rewrite, changed_in_place],
+    options=[{}, {"num_workers": 2}, {"shuffle": True, "shuffle_buffer_size": 99}],
+    remote=[False, True],
+)
 def test_a_file_that_is_newer_is_an_error_before_any_of_its_rows(described, logged, change, options, remote):
     change(described)
     path = f"logged://{described}" if remote else described

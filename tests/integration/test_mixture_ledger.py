@@ -77,12 +77,15 @@ TOPOLOGIES = {
 }
 
 
+@pytest.mark.parametrize(
+    "epochs", [(0, 2), pytest.param((0, 1, 2), marks=pytest.mark.soak)], ids=["two epochs", "three epochs"]
+)
 @pytest.mark.parametrize("name", TOPOLOGIES)
-def test_the_ledger_tells_what_every_rank_delivers_before_and_after_it_does(root, name):
+def test_the_ledger_tells_what_every_rank_delivers_before_and_after_it_does(root, name, epochs):
     ranks, options = TOPOLOGIES[name]
     loaders = open_mixture(root, ranks, **options)
     _, before = open_mixture(root, ranks, **options)[0]  # which delivers nothing
-    for epoch in range(3):
+    for epoch in epochs:
         for rank, (loader, dataset) in enumerate(loaders):
             loader.set_epoch(epoch)
             batches = list(loader)

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from pairwise import pairwise
 from stops import each_stop
 
 from torch_dataloader_utils import CheckpointMismatchError, MixedDataset, SmallWeightWarning, Source
@@ -191,10 +192,10 @@ def test_the_losses_of_a_grid_are_the_same_on_one_and_two_ranks(root):
 NEW_WEIGHTS = {"web": 0.2, "code": 0.3, "math": 0.5}
 
 
-@pytest.mark.parametrize("weights", [WEIGHTS, NEW_WEIGHTS], ids=["same weights", "new weights"])
-@pytest.mark.parametrize("begun", [0, 2])
-def test_no_row_is_lost_or_repeated_by_elastic_loads(root, begun, weights):
+@pairwise(most=2, begun=[2, 0], new_weights=[False, True])
+def test_no_row_is_lost_or_repeated_by_elastic_loads(root, begun, new_weights):
     """Two ranks with two workers, one with one, three in process, then two epochs to their ends."""
+    weights = NEW_WEIGHTS if new_weights else WEIGHTS
     sequences = passes_of(root)
     taken = Counter()
     before, _ = open_mixture(root)
@@ -229,7 +230,8 @@ def test_no_row_is_lost_or_repeated_by_elastic_loads(root, begun, weights):
             assert rows == Counter(sequence[: rows.total()])
 
 
-def test_after_an_elastic_load_a_strict_resume_delivers_equal_batches(root):
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.soak)])
+def test_after_an_elastic_load_a_strict_resume_delivers_equal_batches(root, every):
     loaders = [open_mixture(root, num_workers=2, num_ranks=2, rank=rank, batch_size=8)[0] for rank in range(2)]
     states = stop_after(loaders, 5, Counter(), WEIGHTS)
     loader, _ = open_mixture(root, NEW_WEIGHTS)
@@ -245,7 +247,7 @@ def test_after_an_elastic_load_a_strict_resume_delivers_equal_batches(root):
             kept.append(json.loads(json.dumps(loader.state_dict())))
         loader.set_epoch(epoch + 1)
         following = rows_of(next(iter(loader)))
-        for step in range(0, len(kept), 4):
+        for step in range(0, len(kept), every):
             resumed, _ = open_mixture(root, NEW_WEIGHTS)
             resumed.load_state_dict(kept[step])
             assert [rows_of(batch) for batch in resumed] == whole[step:]

@@ -85,8 +85,10 @@ def test_a_plain_loader_delivers_the_batches_of_as_many_workers(root, workers):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("workers", [0, 2])
-def test_torchdata_resumes_a_mixture_in_its_workers(root, workers):
+@pytest.mark.parametrize(
+    ("workers", "stops"), [(0, (1, 3, 6)), (2, (3,)), pytest.param(2, (1, 6), marks=pytest.mark.soak)]
+)
+def test_torchdata_resumes_a_mixture_in_its_workers(root, workers, stops):
     skip_unless_installed("torchdata", reason="the group of frameworks is not installed")
     from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: PLC0415 - an extra
 
@@ -94,7 +96,7 @@ def test_torchdata_resumes_a_mixture_in_its_workers(root, workers):
         return StatefulDataLoader(open_mixture(root)[1], batch_size=None, num_workers=workers)
 
     whole = rest_of(stateful())
-    for steps in (1, 3, 6):
+    for steps in stops:
         loader = stateful()
         assert len(list(islice(loader, steps))) == steps
         resumed = stateful()

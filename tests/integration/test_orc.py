@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ranged import ranged
-from stops import each_stop
+from stops import at_few_stops
 from support import all_rows_of, batches_of, edited, examples, open_loader
 
 from torch_dataloader_utils import (
@@ -58,6 +58,12 @@ def data(tmp_path_factory):
     return directory
 
 
+@pytest.fixture(scope="module")
+def whole(data):
+    """What pyarrow reads of them."""
+    return pa.concat_tables([pa_orc.read_table(path) for path in sorted(data.glob("*.orc"))])
+
+
 @pytest.fixture
 def own(data, tmp_path):
     """Files that a test may change."""
@@ -79,9 +85,8 @@ def test_stripes_are_the_unit_of_splitting_with_their_true_row_counts(data):
 
 @pytest.mark.parametrize("columns", [None, ["value"], ["name", "value"], ["with.dot"], ["with.dot", "name"], []])
 @pytest.mark.parametrize("storage", [str, ranged])
-def test_columns_are_those_that_were_asked_for_in_their_order(data, columns, storage):
+def test_columns_are_those_that_were_asked_for_in_their_order(data, whole, columns, storage):
     loader, _ = open_loader(storage(data), format="orc", columns=columns, output_format="arrow", batch_size=1000)
-    whole = pa.concat_tables([pa_orc.read_table(path) for path in sorted(data.glob("*.orc"))])
     [batch] = loader
     wanted = whole.column_names if columns is None else columns
     assert batch.column_names == [*wanted, "row"]
@@ -98,7 +103,7 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("every", [12, pytest.param(1, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_resume_after_any_batch_delivers_the_batches_that_were_to_come(data, name, every):
     options = {"format": "orc", "batch_size": 11, **SETTINGS[name]}
@@ -118,13 +123,13 @@ def test_a_resume_after_any_batch_delivers_the_batches_that_were_to_come(data, n
         assert batches_of(resumed) == whole[stop:]
 
 
-@each_stop
+@at_few_stops
 def test_a_resume_with_workers_after_any_batch_delivers_the_batches_that_were_to_come(data, stops):
     options = {"format": "orc", "num_workers": 2, "filters": pc.field("score") > 3, "batch_size": 60}
     loader, _ = open_loader(data, **options)
     whole = batches_of(loader)
     assert sorted(row for batch in whole for row in batch) == list(range(22, 2 * sum(STRIPES)))
-    resumed, _ = open_loader(data, **options)
+    resumed, _ = open_loader(data, **options, persistent_workers=True)
     states = [loader.state_dict() for _ in loader]
     for stop in stops(states):
         resumed.load_state_dict(states[stop])

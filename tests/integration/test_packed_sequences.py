@@ -86,7 +86,7 @@ def expected(packing):
 
 
 @each_stop
-@pairwise(most=8, way=WAYS, order=ORDERS)
+@pairwise(most=5, way=WAYS, order=ORDERS)
 def test_each_token_is_delivered_once_stopped_at_every_batch(dataset, way, order, stops, monkeypatch):
     """What resumes makes few sequences at once, as large shards do: that changes nothing."""
     options = {"packing": WAYS[way], **ORDERS[order]}

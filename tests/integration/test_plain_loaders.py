@@ -19,7 +19,7 @@ import pytest
 import torch.distributed.checkpoint as dcp
 from pairwise import pairwise
 from row_hashes import entry_of
-from stops import each_stop
+from stops import at_few_stops
 from support import all_rows_of, batches_of, open_loader, rows_of, write_dataset
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.utils.data import DataLoader
@@ -98,10 +98,10 @@ def whole_epoch(loader: Any, stop: int) -> tuple[list[list[int]], dict[str, Any]
     [
         (0, {}, 0),
         (0, {}, 2),
-        (1, FORK, 0),
-        (2, FORK, 2),
+        pytest.param(1, FORK, 0, marks=pytest.mark.soak),
+        pytest.param(2, FORK, 2, marks=pytest.mark.soak),
         (3, FORK, 2),
-        (2, {**FORK, **KEPT}, 2),
+        pytest.param(2, {**FORK, **KEPT}, 2, marks=pytest.mark.soak),
         (3, {**FORK, **KEPT}, 0),
         pytest.param(1, SPAWN, 0, marks=pytest.mark.soak),
         (2, {**SERVED, **KEPT}, 0),
@@ -114,7 +114,9 @@ def test_a_plain_loader_delivers_each_row_of_every_epoch_once(data, num_workers,
         assert sorted(all_rows_of(loader)) == list(range(ROWS))
 
 
-@pytest.mark.parametrize("num_workers", [0, 1, 3])
+@pytest.mark.parametrize(
+    "num_workers", [0, pytest.param(1, marks=pytest.mark.soak), 2, pytest.param(3, marks=pytest.mark.soak)]
+)
 def test_plain_loaders_of_two_ranks_deliver_each_row_once_together(data, num_workers):
     rows = []
     for rank in range(2):
@@ -125,8 +127,7 @@ def test_plain_loaders_of_two_ranks_deliver_each_row_once_together(data, num_wor
     assert sorted(rows) == list(range(ROWS))
 
 
-@pytest.mark.parametrize("shuffle", SHUFFLES, ids=SHUFFLE_IDS)
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pairwise(most=4, num_workers=[2, 0], shuffle=SHUFFLES)
 def test_a_plain_loader_delivers_the_same_batches_as_the_own_one(data, shuffle, num_workers):
     own, _ = open_loader(data, batch_size=8, num_workers=num_workers, **shuffle)
     assert batches_of(plain(open_dataset(data, num_workers=num_workers, **shuffle), num_workers)) == batches_of(own)
@@ -204,8 +205,8 @@ def as_it_is(dataset: StructuredDataset) -> Any:
     return dataset
 
 
-@each_stop
-@pairwise(most=4, loop_over=[as_it_is, plain], num_workers=[0, 2], shuffle=SHUFFLES)
+@at_few_stops
+@pairwise(most=3, loop_over=[as_it_is, plain], num_workers=[0, 2], shuffle=SHUFFLES)
 def test_in_a_single_process_the_state_resumes_at_every_batch(data, shuffle, num_workers, loop_over, stops):
     def fresh() -> StructuredDataset:
         return open_dataset(data, num_workers=num_workers, **shuffle)
@@ -263,10 +264,10 @@ def orders(data: Path) -> dict[int, list[list[int]]]:
 @pytest.mark.parametrize(
     ("options", "made_with"),
     [
-        pytest.param(FORK, 0, id="fork-0"),
+        pytest.param(FORK, 0, id="fork-0", marks=pytest.mark.soak),
         pytest.param(FORK, 2, id="fork-2"),
         pytest.param({**FORK, **KEPT}, 0, id="fork-kept-0"),
-        pytest.param({**FORK, **KEPT}, 2, id="fork-kept-2"),
+        pytest.param({**FORK, **KEPT}, 2, id="fork-kept-2", marks=pytest.mark.soak),
         pytest.param({**SERVED, **KEPT}, 0, id="forkserver-kept-0"),
         pytest.param({**SPAWN, **KEPT}, 0, id="spawn-kept-0", marks=pytest.mark.soak),
     ],
@@ -295,7 +296,7 @@ def test_a_state_loaded_before_a_plain_loader_starts_is_continued_once(data, opt
     assert batches_of(loader) == whole
 
 
-@pytest.mark.parametrize("stop", [1, 4, 5])
+@pytest.mark.parametrize("stop", [1, pytest.param(4, marks=pytest.mark.soak), 5])
 def test_a_state_loaded_before_a_plain_loader_starts_is_continued_in_order_from_any_worker(data, stop):
     own, _ = open_loader(data, batch_size=8, num_workers=3)
     whole, state = whole_epoch(own, stop)
@@ -444,7 +445,7 @@ def test_torchdatas_loader_resumes_at_every_batch_in_process(data, stateful, shu
 
 
 @pytest.mark.parametrize(
-    ("made_with", "every"), [(2, 4), pytest.param(2, 1, marks=pytest.mark.soak), (0, 6), (None, 6)]
+    ("made_with", "every"), [(2, 5), pytest.param(2, 1, marks=pytest.mark.soak), (0, 8), (None, 8)]
 )
 def test_torchdatas_loader_resumes_at_every_batch_with_workers(data, stateful, made_with, every):
     _check_torchdata(lambda: stateful(open_dataset(data, num_workers=made_with, **ROWS_SHUFFLED), 2), every=every)
@@ -486,8 +487,7 @@ def test_states_of_torchdatas_workers_have_the_hash_of_each_workers_rows_and_it_
 # torch.distributed.checkpoint -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("stop", [0, 1, 7])
+@pairwise(most=4, num_workers=[2, 0], stop=[7, 0, 1])
 @pytest.mark.filterwarnings("ignore::UserWarning:torch.distributed")  # that there is one process
 def test_a_distributed_checkpoint_of_one_process_resumes_exactly(data, tmp_path, num_workers, stop):
     options = {"batch_size": 8, "num_workers": num_workers, **ROWS_SHUFFLED}

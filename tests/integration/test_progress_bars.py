@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 import pytest
+from pairwise import pairwise
 from support import batches_of, open_loader, rows_of, write_dataset
 from terminals import terminal
 from tqdm import tqdm
@@ -204,8 +205,7 @@ def test_a_bar_after_a_strict_resume_ends_at_100_percent(path, workers):
     assert (bar.initial, bar.n, bar.total) == (5, len(loader), len(loader))
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 4])
-@pytest.mark.parametrize("uneven_ranks", ["allow", "drop"])
+@pairwise(most=3, num_ranks=[1, 2, 4], uneven_ranks=["allow", "drop"])
 def test_a_bar_of_every_rank_after_an_elastic_resume_ends_at_100_percent(path, num_ranks, uneven_ranks):
     states = partly_delivered(path, 3, 2, uneven_ranks=uneven_ranks)
     steps = []

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from pairwise import pairwise
-from stops import each_stop
+from stops import at_few_stops
 from support import open_loader
 
 from torch_dataloader_utils import Codes, PackedBytes, Padded
@@ -86,7 +86,7 @@ def plain_batches(batches: Any) -> list[dict[str, Any]]:
     return [{name: plain(values) for name, values in batch.items()} for batch in batches]
 
 
-@each_stop
+@at_few_stops
 @pairwise(most=4, order=ORDERS, output_format=["torch", "numpy"])
 def test_what_follows_a_resume_at_any_batch_is_what_would_have_followed(data, order, output_format, stops):
     options = {**OPTIONS, **ORDERS[order], "output_format": output_format}

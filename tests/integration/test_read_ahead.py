@@ -272,7 +272,7 @@ class Recorded(ReadAhead[Any]):
 
 
 @pytest.mark.parametrize("storage", ["local", "ranged", "memory"])
-@examples(20)
+@examples(20, least=8)
 @given(files=tables(), limit=LIMITS, batch_size=st.integers(1, 90), filtered=st.booleans(), mixed=st.booleans(),
        kind=st.sampled_from(["torch", "arrow", "dict"]), drop_last=st.booleans())  # fmt: skip
 def test_room_of_any_size_gives_the_same_batches_in_the_same_order(

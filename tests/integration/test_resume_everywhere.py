@@ -92,7 +92,7 @@ def rank_options(rows: int, num_workers: int, num_ranks: int, rank: int) -> dict
 
 
 @each_stop
-@pairwise(most=4, num_workers=[0, 1, 2, 3], num_ranks=[1, 2, 3], order=SHUFFLES, kept=FILTERS)
+@pairwise(most=3, num_workers=[3, 2, 0, 1], num_ranks=[1, 2, 3], order=SHUFFLES, kept=FILTERS)
 def test_resume_at_every_batch_delivers_the_batches_that_were_to_come(
     path: Path, *, num_workers: int, num_ranks: int, order: str, kept: str, stops: Any
 ):
@@ -155,14 +155,15 @@ def test_the_filter_of_these_tests_leaves_shards_empty_that_statistics_do_not_ru
     assert sorted(chain.from_iterable(batches_of(dataset))) == KEPT
 
 
-@pairwise(most=4, num_workers=[0, 1, 2, 3], order=SHUFFLES, kept=FILTERS)
-def test_resumed_two_and_three_times_within_one_epoch(path: Path, num_workers: int, order: str, kept: str):
+@pytest.mark.parametrize("every", [2, pytest.param(1, marks=pytest.mark.soak)])
+@pairwise(most=3, num_workers=[3, 0, 2, 1], order=SHUFFLES, kept=FILTERS)
+def test_resumed_two_and_three_times_within_one_epoch(path: Path, num_workers: int, order: str, kept: str, every: int):
     rows = len(KEPT) if kept == "filtered" else ROWS
     options = {**SHUFFLES[order], **FILTERS[kept], **rank_options(rows, num_workers, 1, 0)}
     loader, _ = open_loader(path, **options)
     whole = contents_of(loader)
 
-    for stops in ([1, 3], [4, 4, 1], [0, 6, 1], [2, 0, 7], [len(whole) - 1, 1, 0]):
+    for stops in ([1, 3], [4, 4, 1], [0, 6, 1], [2, 0, 7], [len(whole) - 1, 1, 0])[::every]:
         loader.dataset.set_epoch(0)
         contents = take_contents(iter(loader), stops[0])
         for number, stop in enumerate(stops[1:]):
@@ -197,8 +198,7 @@ def test_what_workers_have_read_ahead_does_not_count(path: Path, num_workers: in
 
 
 @each_stop
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("output_format", ["numpy", "arrow", "dict"])
+@pairwise(most=4, num_workers=[2, 0], output_format=["arrow", "numpy", "dict"])
 def test_every_output_format_resumes_at_every_batch(path: Path, output_format: str, num_workers: int, stops: Any):
     options = {**rank_options(ROWS, num_workers, 1, 0), **SHUFFLES["rows shuffled"], "output_format": output_format}
     loader, _ = open_loader(path, collate_fn=plain_columns, **options)
@@ -219,8 +219,7 @@ def plain_columns(batch: Any) -> Any:
     return columns
 
 
-@pytest.mark.parametrize("saved_by", [0, 2])
-@pytest.mark.parametrize("order", SHUFFLES)
+@pairwise(most=4, saved_by=[0, 2], order=SHUFFLES)
 def test_batch_size_columns_and_format_may_change_at_a_resume(path: Path, order: str, saved_by: int):
     options = {**rank_options(ROWS, saved_by, 1, 0), **SHUFFLES[order]}
     loader, _ = open_loader(path, **options)

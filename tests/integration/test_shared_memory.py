@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from pairwise import pairwise
 from support import all_rows_of, open_loader, rows_of, write_dataset
 
 from torch_dataloader_utils.planning.assignment import Receipt
@@ -102,23 +103,23 @@ WORKERS = pytest.mark.parametrize(
     ("workers", "start"),
     [(0, None), (1, "fork"), (2, "fork"), (1, "forkserver"), pytest.param(1, "spawn", marks=pytest.mark.soak)],
 )
-KINDS = pytest.mark.parametrize("options", [{}, {"output_format": "numpy"}, {"collate_fn": nested}])
+KINDS: list[dict[str, Any]] = [{}, {"output_format": "numpy"}, {"collate_fn": nested}]
 
 
 @WORKERS
-def test_a_whole_epoch_that_is_kept_is_what_was_handed_over(path, workers, start):
-    loader, _ = open_loader(path, num_workers=workers, multiprocessing_context=start)
+def test_a_whole_epoch_that_is_kept_is_what_was_handed_over(short, workers, start):
+    loader, _ = open_loader(short, num_workers=workers, multiprocessing_context=start)
     kept, images = [], []
     for batch in loader:
         kept.append(batch)
         images.append(image(batch))
-    assert sorted(all_rows_of(kept)) == list(range(ROWS))
+    assert sorted(all_rows_of(kept)) == list(range(SHORT_ROWS))
     assert [image(batch) for batch in kept] == images
     assert all(batch["score"].tolist() == (batch["row"].double() / 7).tolist() for batch in kept)
     assert all(batch["name"] == [f"row {row}" for row in rows_of(batch)] for batch in kept)
 
 
-@KINDS
+@pytest.mark.parametrize("options", KINDS)
 def test_batches_kept_for_a_while_or_long_are_what_was_handed_over(short, options):
     loader, _ = open_loader(short, num_workers=2, **options)
     chance = random.Random(1)
@@ -148,8 +149,7 @@ def test_batches_kept_from_an_iteration_that_was_left_outlast_the_next(path):
     assert [image(batch) for batch in kept] == images
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@KINDS
+@pairwise(most=4, workers=[2, 0], options=KINDS)
 def test_a_write_to_every_byte_of_a_batch_changes_no_other(short, workers, options):
     untouched, _ = open_loader(short, num_workers=workers, **options)
     expected = [image(batch) for batch in untouched]
@@ -182,8 +182,9 @@ def test_in_place_autograd_on_one_batch_is_not_another_batchs_business(path, wor
 
 
 def test_nested_outputs_of_a_collate_fn_are_what_one_process_makes_of_them(short):
-    here, _ = open_loader(short, collate_fn=nested, shuffle=True, shuffle_buffer_size=500)
-    there, _ = open_loader(short, collate_fn=nested, shuffle=True, shuffle_buffer_size=500, num_workers=1)
+    options: dict[str, Any] = {"batch_size": 40, "collate_fn": nested, "shuffle": True, "shuffle_buffer_size": 500}
+    here, _ = open_loader(short, **options)
+    there, _ = open_loader(short, **options, num_workers=1)
     for one, other in zip(here, there, strict=True):
         assert image(one) == image(other)
         assert one["sample"].note == other["sample"].note
@@ -230,11 +231,11 @@ def in_every_order(batch: Any) -> Any:
 
 
 @pytest.mark.parametrize("collate_fn", [in_other_orders, in_every_order])
-@pytest.mark.parametrize("batch_size", [1, 10, ROWS])
-def test_the_order_of_dimensions_in_memory_is_kept(path, collate_fn, batch_size):
-    here, _ = open_loader(path, batch_size=batch_size, collate_fn=collate_fn)
-    there, _ = open_loader(path, batch_size=batch_size, num_workers=1, collate_fn=collate_fn)
-    for one, other in itertools.islice(zip(here, there, strict=True), 300):
+@pytest.mark.parametrize("batch_size", [1, 10, SHORT_ROWS])
+def test_the_order_of_dimensions_in_memory_is_kept(short, collate_fn, batch_size):
+    here, _ = open_loader(short, batch_size=batch_size, collate_fn=collate_fn)
+    there, _ = open_loader(short, batch_size=batch_size, num_workers=1, collate_fn=collate_fn)
+    for one, other in itertools.islice(zip(here, there, strict=True), 200):
         for sent, arrived in zip(leaves(one), leaves(other), strict=True):
             assert torch.equal(sent, arrived)
             assert sent.dtype == arrived.dtype
@@ -323,8 +324,8 @@ def open_memory() -> int:
 
 @pytest.mark.parametrize("end", ["end", "left"])
 @pytest.mark.parametrize("persistent", [False, True])
-def test_shared_memory_goes_with_the_workers_that_fill_it(path, persistent, end):
-    loader, _ = open_loader(path, num_workers=2, persistent_workers=persistent)
+def test_shared_memory_goes_with_the_workers_that_fill_it(short, persistent, end):
+    loader, _ = open_loader(short, num_workers=2, persistent_workers=persistent)
     gc.collect()  # that of other tests
     before = open_memory()
     for _ in range(3):

@@ -24,7 +24,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pairwise import pairwise
-from stops import each_stop
+from stops import each_stop, every_stop
 from support import batches_of, edited, examples, open_loader, rows_of, write_dataset
 from torch.utils.data import DataLoader
 
@@ -151,7 +151,7 @@ def test_restored_rows_that_balancing_drops_are_named_and_stay_skipped(path):
 # One rank, step by step ----------------------------------------------------------------------------------------------
 
 
-@pairwise(most=8, order=ORDERS, kind=KINDS, skips=SKIPS, workers=[0, 2])
+@pairwise(most=4, order=ORDERS, kind=KINDS, skips=SKIPS, workers=[0, 2])
 def test_all_other_steps_keep_their_batches_and_restored_ones_come_last(path, order, kind, skips, workers):
     options = {"num_workers": workers, **ORDERS[order], **KINDS[kind]}
     left, skipped = parted(whole_epoch(path, **options), SKIPS[skips])
@@ -173,7 +173,7 @@ def test_all_other_steps_keep_their_batches_and_restored_ones_come_last(path, or
 
 
 @each_stop
-@pairwise(most=5, order=ORDERS, kind=KINDS, workers=[0, 2])
+@pairwise(most=4, order=ORDERS, kind=KINDS, workers=[0, 2])
 def test_a_state_after_any_batch_continues_with_the_same_batches(path, order, kind, workers, stops):
     skips = [(2, 4), (7, 12)]
     options = {"num_workers": workers, **ORDERS[order], **KINDS[kind]}
@@ -186,7 +186,7 @@ def test_a_state_after_any_batch_continues_with_the_same_batches(path, order, ki
     states = [through_json(loader), *(through_json(loader) for _ in loader)]
     assert len(states) == len(wanted) + 1
     resumed = opened(path, **options, persistent_workers=workers > 0)
-    for taken in stops(states)[:: 1 if workers == 0 else 4]:
+    for taken in stops(states)[:: 1 if stops is every_stop and workers == 0 else 4]:
         if workers == 0:
             resumed = opened(path, **options)  # elsewhere to start workers would take the time
         resumed.load_state_dict(states[taken])
@@ -374,7 +374,7 @@ LEGS = st.builds(
 
 
 @given(st.lists(LEGS, min_size=1, max_size=4), st.sampled_from(list(ORDERS)), st.sampled_from(list(UNEVEN)))
-@settings(examples(120, least=12, part=7), suppress_health_check=list(HealthCheck))
+@settings(examples(120, least=12, part=10), suppress_health_check=list(HealthCheck))
 def test_delivered_and_skipped_rows_are_the_epoch_under_every_resume(fewer, legs, order, uneven):
     epoch = Epoch(fewer, **ORDERS[order], **of_fewer(UNEVEN[uneven]))
     for leg in legs:
@@ -811,8 +811,7 @@ def test_a_state_loads_that_says_of_another_worker_that_it_goes_on_after_the_epo
     assert batches_of(again) == batches_of(batches)
 
 
-@pytest.mark.parametrize("at", [-3, -2, -1])
-@pytest.mark.parametrize("workers", [0, 2])
+@pairwise(most=4, workers=[0, 2], at=[-3, -2, -1])
 def test_steps_restored_while_the_last_ones_are_copied_ahead_come_with_the_next_pass_at_the_latest(path, workers, at):
     whole = whole_epoch(path, num_workers=workers)
     left, skipped = parted(whole, [(3, 6)])
@@ -858,7 +857,7 @@ class Refuses:
         return batch
 
 
-@pairwise(order=ORDERS, workers=[0, 2], kind=["counted", "filtered"])
+@pairwise(most=4, order=ORDERS, workers=[0, 2], kind=["counted", "filtered"])
 def test_steps_that_break_collate_fn_can_be_skipped(path, order, workers, kind):
     options = {"num_workers": workers, **ORDERS[order], **KINDS[kind]}
     whole = whole_epoch(path, **options)

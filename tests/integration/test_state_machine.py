@@ -218,7 +218,7 @@ class LoaderMachine(RuleBasedStateMachine):
 def run(machine: type[LoaderMachine], most: int, steps: int) -> None:
     # How many rules do not apply says nothing.
     chosen = settings(
-        examples(most, least=6, part=7), stateful_step_count=steps, suppress_health_check=list(HealthCheck)
+        examples(most, least=6, part=12), stateful_step_count=steps, suppress_health_check=list(HealthCheck)
     )
     run_state_machine_as_test(machine, settings=chosen)
 

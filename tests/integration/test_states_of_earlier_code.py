@@ -45,6 +45,11 @@ pytestmark = [
 GROUPS = (1, 3)
 """Numbers of ranks that load what was saved under others."""
 
+groups_in_turn = pytest.mark.parametrize(
+    "shares", [2, pytest.param(1, marks=pytest.mark.soak)], ids=["in turn", "each"]
+)
+"""Gives a test among how many states of a run the numbers of ranks are shared: each of them is loaded by one."""
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -80,7 +85,7 @@ def flat(ranks: Any) -> list[int]:
 
 
 each_state = pytest.mark.parametrize(
-    "every", [3, pytest.param(1, marks=pytest.mark.soak)], ids=["some states", "every state"]
+    "every", [4, pytest.param(1, marks=pytest.mark.soak)], ids=["some states", "every state"]
 )
 """Gives a test by how many states to go on. Ranks begin at different ones."""
 
@@ -93,7 +98,7 @@ def test_the_batches_that_were_to_come_follow(folder, name, every):
     old.prepare_memory([run])
     for rank, kept in enumerate(read_states("strict", name)):
         loader, dataset = open_rank(run, folder, rank, persistent_workers="num_workers" in run.options)
-        require_continued(loader, dataset, kept, slice(rank % every, None, every))
+        require_continued(loader, dataset, kept, slice((rank + 2) % every, None, every))
 
 
 def require_continued(loader: Any, dataset: Any, kept: Any, chosen: slice = slice(None)) -> None:
@@ -127,7 +132,7 @@ def test_files_on_s3_are_known_by_their_etags(s3, name):
     stored = Run(f"s3://{bucket}/{run.path}", options={**run.options, "storage_options": s3.storage_options()})
     loader, dataset = open_rank(stored, old.DATA)
     assert all(file[3] for file in dataset.state_dict()["files"])
-    require_continued(loader, dataset, kept)
+    require_continued(loader, dataset, kept, slice(2, None, 3))
 
 
 def test_more_files_than_a_state_lists(folder):
@@ -200,13 +205,14 @@ def test_other_ranks_share_what_all_ranks_left(folder):
 # Other ranks --------------------------------------------------------------------------------------------------------
 
 
+@groups_in_turn
 @pytest.mark.parametrize("name", old.ELASTIC)
-def test_runs_of_other_ranks_go_on_with_what_is_left(folder, name):
+def test_runs_of_other_ranks_go_on_with_what_is_left(folder, name, shares):
     """States of each stage: loaded by other numbers of ranks, and by the ranks that saved them."""
     stages = old.ELASTIC[name]
     old.prepare_memory(stage.run for stage in stages)
-    for stage, kept in zip(stages, read_states("elastic", name), strict=True):
-        for num_ranks in GROUPS:
+    for number, (stage, kept) in enumerate(zip(stages, read_states("elastic", name), strict=True)):
+        for num_ranks in GROUPS[number % shares :: shares]:
             assert left_to(group(stage.run, folder, num_ranks, **old.UNBALANCED), kept["states"]) == kept["left"]
         for rank, later in enumerate(kept["later"]):
             loader, _ = open_rank(stage.run, folder, rank)
@@ -214,14 +220,15 @@ def test_runs_of_other_ranks_go_on_with_what_is_left(folder, name):
             assert batches_of(loader) == later
 
 
+@groups_in_turn
 @pytest.mark.parametrize("name", old.CHANGING)
-def test_files_that_went_and_came_in_between(folder, name):
+def test_files_that_went_and_came_in_between(folder, name, shares):
     stages = old.CHANGING[name]
     kept = read_states("changing", name)
     for number, stage in enumerate(stages):
         old.fill_changing(*stage.files)
         states = kept[number]["states"]
-        for num_ranks in GROUPS:
+        for num_ranks in GROUPS[number % shares :: shares]:
             assert left_to(group(stage.run, folder, num_ranks), states) == kept[number]["left"]
         for rank, later in enumerate(kept[number]["later"]):
             loader, _ = open_rank(stage.run, folder, rank)
@@ -229,19 +236,20 @@ def test_files_that_went_and_came_in_between(folder, name):
             assert batches_of(loader) == later
 
 
+@groups_in_turn
 @pytest.mark.parametrize("name", old.CHANGING)
-def test_files_change_after_the_states_were_saved(folder, name):
+def test_files_change_after_the_states_were_saved(folder, name, shares):
     before, after, last = read_states("changing", name)
     stages = old.CHANGING[name]
     old.fill_changing(*stages[1].files)
-    for num_ranks in GROUPS:
+    for num_ranks in GROUPS[::shares]:
         with pytest.warns(LostRowsWarning) as warned:
             left = left_to(group(stages[1].run, folder, num_ranks), before["states"], on_changed_files="continue")
         assert left == sorted(flat(after["delivered"]) + after["left"])
         warnings = {str(one.message) for one in warned if one.category is LostRowsWarning}
         assert {tuple(lost_of(one)) for one in warnings} == {tuple(lost_of(after["lost"]))}
     old.fill_changing(*stages[2].files)
-    for num_ranks in GROUPS:
+    for num_ranks in GROUPS[1 % shares :: shares]:
         left = left_to(group(stages[2].run, folder, num_ranks), after["states"], on_changed_files="continue")
         assert left == sorted(flat(last["delivered"]) + last["left"])
 
@@ -258,11 +266,12 @@ def lost_of(message: str) -> list[str]:
 GLOBAL_BATCH = 32
 
 
+@groups_in_turn
 @pytest.mark.parametrize("name", old.GRIDS)
-def test_a_virtual_topology_makes_the_steps_that_were_to_come(folder, name):
+def test_a_virtual_topology_makes_the_steps_that_were_to_come(folder, name, shares):
     kept = read_states("grids", name)
-    for delivered, states, left in kept["saved"]:
-        for num_ranks in (1, 4):
+    for number, (delivered, states, left) in enumerate(kept["saved"]):
+        for num_ranks in (1, 4)[number % shares :: shares]:
             loaders = group(old.GRIDS[name], folder, num_ranks, batch_size=GLOBAL_BATCH // num_ranks)
             for loader in loaders:
                 loader.load_state_dict(states)

@@ -116,7 +116,7 @@ def saved(loader: Any) -> Any:
 
 
 @each_stop
-@pairwise(most=8, makes=MAKES, order=ORDERS, num_workers=[0, 2])
+@pairwise(most=5, makes=MAKES, order=ORDERS, num_workers=[0, 2])
 def test_stopped_at_every_batch_and_loaded_again_it_delivers_the_batches_to_come(
     path, makes, order, num_workers, stops
 ):
@@ -137,7 +137,7 @@ def test_stopped_at_every_batch_and_loaded_again_it_delivers_the_batches_to_come
 
 @pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.soak)])
 @pairwise(
-    most=8,
+    most=5,
     makes=MAKES,
     order=ORDERS,
     topologies=[((1, 0), (3, 0)), ((3, 0), (2, 0)), ((2, 2), (1, 0)), ((2, 0), (1, 3))],

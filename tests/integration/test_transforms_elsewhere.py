@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from pairwise import pairwise
 from stops import each_stop
 from support import write_dataset
 
@@ -59,8 +60,7 @@ def tokens_of(batches) -> Counter[int]:
 
 
 @each_stop
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("strategy", ["concat", "best_fit"])
+@pairwise(most=3, order=ORDERS, strategy=["concat", "best_fit"])
 def test_documents_that_a_transform_makes_are_packed_each_token_once_stopped_at_every_batch(
     path, strategy, order, stops
 ):

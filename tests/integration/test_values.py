@@ -213,9 +213,7 @@ def as_numbers(column: pa.ChunkedArray) -> list[Any]:
 # Numbers -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("batch_size", [1, 5, 1000])
-@pytest.mark.parametrize("output_format", ["torch", "numpy"])
+@pairwise(output_format=["torch", "numpy"], batch_size=[1, 5, 1000], order=ORDERS)
 def test_numbers_become_tensors_and_arrays_of_their_own_dtype(data, expected, output_format, batch_size, order):
     """Batches of 1 are cut from one row group; those of 5 span row groups, files and shards."""
     names = list(NUMERIC)
@@ -343,6 +341,7 @@ def test_arrow_gives_tables_of_the_datasets_schema_and_the_row_ids(data, expecte
     loader, dataset = open_loader(data, output_format="arrow", batch_size=batch_size, **ORDERS[order])
     assert dataset.schema.names == expected.column_names
     assert dataset.schema.types == expected.schema.types
+    correct = expected.to_pydict()
     seen = set()
     for batch in loader:
         assert type(batch) is pa.Table
@@ -351,8 +350,7 @@ def test_arrow_gives_tables_of_the_datasets_schema_and_the_row_ids(data, expecte
         rows = batch["row"].to_pylist()
         seen |= set(rows)
         for name in expected.column_names:
-            correct = expected[name].to_pylist()
-            assert comparable(batch[name].to_pylist()) == comparable(correct[row] for row in rows), name
+            assert comparable(batch[name].to_pylist()) == comparable(correct[name][row] for row in rows), name
     assert seen == wanted_rows(order)
 
 
@@ -616,7 +614,7 @@ def test_collate_fn_is_given_a_batch_in_the_output_format(data, output_format, k
     assert [row for batch in rows for row in batch] == list(range(ROWS))
 
 
-@pairwise(most=6, output_format=["torch", "numpy", "dict", "arrow"], order=ORDERS)
+@pairwise(most=4, output_format=["torch", "numpy", "dict", "arrow"], order=ORDERS)
 def test_worker_processes_deliver_equal_values_of_equal_types_for_all_types(data, output_format, order):
     options = {**ORDERS[order], "output_format": output_format, "split_rows": GROUP}
     options["column_formats"] = AS_LISTS if output_format in ("torch", "numpy") else None
