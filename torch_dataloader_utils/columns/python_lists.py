@@ -7,9 +7,11 @@ C++, and lists and structs are put together of the lists of their values.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from itertools import accumulate, chain, pairwise, repeat
+from operator import setitem
 from typing import Any
 
 import numpy as np
@@ -139,9 +141,11 @@ def _lists(array: pa.Array) -> list[list[Any] | None]:
 
 
 def _structs(array: pa.Array) -> list[dict[str, Any] | None]:
-    names = [field.name for field in array.type]
-    rows = zip(*map(_objects, array.flatten()), strict=True)
-    return _with_nulls(list(map(dict, map(zip, repeat(names), rows))), array)
+    """Return structs as a list of dictionaries, filled field by field: to make each of its pairs takes longer."""
+    rows: list[Any] = [{} for _ in range(len(array))]
+    for field, values in zip(array.type, array.flatten(), strict=True):
+        deque(map(setitem, rows, repeat(field.name), _objects(values)), maxlen=0)
+    return _with_nulls(rows, array)
 
 
 CONVERSIONS: Sequence[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array], list[Any]]]] = (

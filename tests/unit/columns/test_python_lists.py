@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -99,12 +100,26 @@ def test_objects_are_those_of_arrow(dtype: pa.DataType, values: st.SearchStrateg
 
 
 @given(st.data())
-@examples(100)
 def test_nested_objects_are_those_of_arrow(data: st.DataObject) -> None:
     dtype, values = data.draw(st.recursive(st.sampled_from(KINDS), nested, max_leaves=4))
     column = pa.chunked_array([pa.array(data.draw(st.lists(st.none() | values, max_size=6)), dtype)])
     start = data.draw(st.integers(0, len(column)))
     require_same(column.slice(start, data.draw(st.integers(0, len(column) - start))))
+
+
+def test_structs_have_each_field_by_its_name_and_are_none_where_they_are_null() -> None:
+    dtype = pa.struct(
+        {"when": pa.timestamp("us", "UTC"), "what": pa.string(), "cost": pa.struct({"sum": pa.decimal128(9, 2)})}
+    )
+    rows = [
+        {"when": None if row == 4 else row, "what": f"row {row}", "cost": None if row == 3 else {"sum": Decimal(row)}}
+        for row in range(8)
+    ]
+    structs = pa.array([None if row == 2 else value for row, value in enumerate(rows)], dtype)
+    hidden = pa.StructArray.from_arrays(structs.flatten(), fields=list(dtype), mask=pa.array([False, True] * 4))
+    lists = pa.ListArray.from_arrays(pa.array([0, 3, 3, 8]), structs)
+    for column in (structs, structs[1:6], hidden, lists, lists[1:]):
+        require_same(pa.chunked_array([column]))
 
 
 @pytest.mark.parametrize("value", [-(2**62), 2**62])
