@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -61,7 +62,7 @@ def cells(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     @functools.cache
     def run(num_ranks: int) -> dict[tuple[str, str], tuple[dict[str, Any], ...]]:
-        pairs = [(place, name) for place in PLACES for name in differences_in(place, num_ranks, data)]
+        pairs = list(itertools.product(PLACES, differences(data)))
         report = tmp_path_factory.mktemp("reports") / "rank"
         arguments = {"data": str(data), "report": str(report), "cells": pairs}
         run_ranks("differing_job.py", num_ranks, arguments, report.parent)
@@ -69,20 +70,6 @@ def cells(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
         return dict(zip(pairs, zip(*found, strict=True), strict=True))
 
     return run
-
-
-def differences_in(place: str, num_ranks: int, data: Path) -> list[str]:
-    """Return the differences that are tried in a place: all of them with three ranks, about half of them with two.
-
-    Each is tried with two ranks where they compare plans, and where they compare states.
-    """
-    first = list(PLACES).index(place)
-    everywhere = OTHER_BATCHES | SHARE_A_RANK
-    return [
-        name
-        for number, name in enumerate(differences(data))
-        if num_ranks > 2 or (first + number) % 2 == 0 or name in everywhere
-    ]
 
 
 def test_two_versions_of_a_file_differ_in_their_values_alone(data):
@@ -96,7 +83,7 @@ def test_two_versions_of_a_file_differ_in_their_values_alone(data):
 @pytest.mark.parametrize("place", PLACES)
 def test_ranks_that_differ_are_refused_by_all_together_or_deliver_each_row_once(cells, data, record, place, num_ranks):
     found = cells(num_ranks)
-    for name in differences_in(place, num_ranks, data):
+    for name in differences(data):
         ranks = found[place, name]
         with record(FAULT, f"{name} differs, {num_ranks} ranks meet in {place}") as outcome:
             outcome.seconds = max(rank["seconds"] for rank in ranks)

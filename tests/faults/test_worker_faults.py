@@ -446,7 +446,10 @@ def test_a_stopped_worker_ends_with_a_training_process_that(data: Data, tmp_path
     if end == "is killed":
         process = start(program, *arguments, output=output, environment={})
         process.join(240)
-        assert process.exitcode == -signal.SIGKILL
+        code = process.exitcode
+        process.kill()
+        process.join()
+        assert code == -signal.SIGKILL, output.read_text(encoding="utf-8")
     else:  # as an interpreter does, with its exit handlers
         command = [sys.executable, str(program), *arguments]
         done = subprocess.run(command, env=inherited(), capture_output=True, text=True, check=False, timeout=240)

@@ -623,7 +623,7 @@ def test_num_workers_none_adopts_the_number_of_a_loaded_state_even_while_others_
     own = loader.dataset.num_workers
     assert batches_of(loader) == whole_epoch(path, own)
 
-    for count in (3, 0, 2, 2, own) if persistent else (2, 0, own):
+    for count in (3, 0, 2, 2, own):
         saved_by = open_loader(path, **SHUFFLED, num_workers=count)[0].dataset
         take(iter(saved_by), 5)
         loader.load_state_dict(saved_by.state_dict())

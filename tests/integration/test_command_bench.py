@@ -186,7 +186,9 @@ def test_a_command_that_is_ended_leaves_no_workers_behind(data, tmp_path, signal
     output, errors = tmp_path / "stdout", tmp_path / "stderr"
     process = start(tmp_path / "command.py", str(errors), *words, output=output, environment={})
     try:
-        assert not wait_until_none(lambda: len(processes_of_sessions({process.pid})) < 3), "no worker has started"
+        assert not wait_until_none(lambda: len(processes_of_sessions({process.pid})) < 3), (
+            "the workers have not started"
+        )
         os.kill(process.pid, signal_number)
         process.join(120)
         assert process.exitcode == -signal_number

@@ -115,7 +115,7 @@ def test_other_ranks_and_workers_deliver_what_is_left(path, topologies, order, k
     options["batch_size"] = 12
     longest = len(wanted) // 12 // before[0] + 3
     moments = take_up_to(all_ranks(path, *before, **options), longest)
-    for stop in {*range(0, longest, every), longest - 1}:
+    for stop in {*range(0, longest, every), longest // 2, longest - 1}:
         stopped = [moments[rank][: max(0, stop - rank) + 1][-1] for rank in range(before[0])]
         rows = [row for delivered, _ in stopped for row in delivered]
         states = [state for _, state in stopped]
@@ -124,7 +124,7 @@ def test_other_ranks_and_workers_deliver_what_is_left(path, topologies, order, k
         assert sorted(rows + rest(others)) == wanted, stop
 
 
-@pairwise(most=3, order=ORDERS, uneven=["allow", "drop", "pad"], columns=["texts", "numbers"])
+@pairwise(most=4, order=ORDERS, uneven=["allow", "drop", "pad"], columns=["texts", "numbers"])
 def test_an_epoch_goes_through_many_hands(path, numbers, order, uneven, columns):
     path = path if columns == "texts" else numbers
     rows: list[int] = []
@@ -146,7 +146,7 @@ def test_an_epoch_goes_through_many_hands(path, numbers, order, uneven, columns)
 
 
 @at_few_stops
-@pairwise(most=3, num_workers=[0, 2], order=ORDERS, kept=FILTERS)
+@pairwise(most=4, num_workers=[0, 2], order=ORDERS, kept=FILTERS)
 def test_after_an_elastic_resume_strict_ones_deliver_the_same_batches_again(path, num_workers, order, kept, stops):
     options = {**ORDERS[order], "filters": FILTERS[kept]}
     _, states = take(all_ranks(path, 3, 0, **options), [3, 2, 1])
@@ -256,7 +256,7 @@ def test_balanced_ranks_resume_with_the_same_batches_at_every_step(numbers, orde
 # A grid --------------------------------------------------------------------------------------------------------------
 
 
-@pairwise(most=3, order=ORDERS, uneven=["drop", "pad"], topologies=["2x1, 4x0, 1x2", "2x2, 1x1, 4x2", "all"])
+@pairwise(most=4, order=ORDERS, uneven=["drop", "pad"], topologies=["2x1, 4x0, 1x2", "2x2, 1x1, 4x2", "all"])
 def test_a_virtual_topology_delivers_the_same_global_batches_under_all_topologies_and_goes_on_under_others(
     path, order, uneven, topologies
 ):

@@ -223,7 +223,7 @@ def test_values_of_every_form_stay_with_their_rows(tmp_path):
 
 
 @at_few_stops
-@pairwise(most=3, order=ORDERS, kept=FILTERS, num_workers=[0, 2], files=["numbers known", "text"])
+@pairwise(most=4, order=ORDERS, kept=FILTERS, num_workers=[0, 2], files=["numbers known", "text"])
 def test_next_epoch_is_planned_without_the_rows(path, order, kept, num_workers, files, stops):  # noqa: PLR0917
     options = {**ORDERS[order], "filters": FILTERS[kept], "batch_size": 7, "num_workers": num_workers}
     if files == "numbers known":
@@ -249,7 +249,7 @@ def test_next_epoch_is_planned_without_the_rows(path, order, kept, num_workers, 
         assert batches_of(again) == batches[stop:]
 
 
-@pairwise(most=3, order=ORDERS, uneven=["drop", "pad"], num_workers=[0, 2])
+@pairwise(most=4, order=ORDERS, uneven=["drop", "pad"], num_workers=[0, 2])
 def test_next_epoch_is_balanced_without_the_rows(path, order, uneven, num_workers):
     options = {**ORDERS[order], "uneven_ranks": uneven, "batch_size": 7, "num_workers": num_workers}
     seen, lengths = Counter[int](), set()
@@ -378,7 +378,7 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
-@pairwise(most=3, order=ORDERS, kept=FILTERS, form=FORMS, by=EXPRESSIONS)
+@pairwise(most=4, order=ORDERS, kept=FILTERS, form=FORMS, by=EXPRESSIONS)
 def test_batches_lose_the_rows_for_which_an_expression_is_true(path, order, kept, form, by):
     options = {**ORDERS[order], "filters": FILTERS[kept], "batch_size": 7, **FORMS[form]}
     expression, rows = EXPRESSIONS[by]
@@ -406,7 +406,7 @@ def test_batches_lose_the_rows_for_which_an_expression_is_true(path, order, kept
         assert batches_of(again) == seen[stop:]
 
 
-@pairwise(most=3, order=ORDERS, kept=FILTERS, form=FORMS, by=EXPRESSIONS)
+@pairwise(most=4, order=ORDERS, kept=FILTERS, form=FORMS, by=EXPRESSIONS)
 def test_next_epoch_is_read_without_the_rows_for_which_an_expression_is_true(path, order, kept, form, by):
     options = {**ORDERS[order], "filters": FILTERS[kept], "batch_size": 7, **FORMS[form]}
     expression, rows = EXPRESSIONS[by]
@@ -622,7 +622,7 @@ def test_rows_of_text_are_named_by_an_expression_unless_they_are_counted(tmp_pat
 
 
 @at_few_stops
-@pairwise(most=3, order=ORDERS, kept=FILTERS, num_workers=[0, 2], epoch=[0, 1])
+@pairwise(most=4, order=ORDERS, kept=FILTERS, num_workers=[0, 2], epoch=[0, 1])
 def test_skipped_steps_and_excluded_rows_leave_all_others(path, order, kept, num_workers, epoch, stops):  # noqa: PLR0917
     """Rows that are excluded in the epoch, or were before; skipped steps come last, without the excluded rows."""
     options = {**ORDERS[order], "filters": FILTERS[kept], "batch_size": 7}
@@ -775,7 +775,7 @@ def require_ledger(loader: Any, dataset: Any, steps: dict[int, list[int]], epoch
                 loader.batch_at(step, epoch)
 
 
-@pairwise(most=3, order=ORDERS, balanced=["uneven", "grid dropped"])
+@pairwise(most=4, order=ORDERS, balanced=["uneven", "grid dropped"])
 def test_ledger_answers_without_the_rows(fewer, order, balanced):
     bad = {row for row in BAD if row < FIRST[3]} | {FIRST[3] - 1}
     options = {**ORDERS[order], **BALANCED[balanced], "batch_size": 8}
@@ -931,7 +931,7 @@ def test_ledger_scans_where_an_expression_left_rows_out(path):
     assert dataset.step_of(*named([min(BAD)])[0], scan=True) is None
 
 
-@pairwise(most=3, order=ORDERS, num_workers=[0, 2], balanced=["uneven", "grid padded"])
+@pairwise(most=4, order=ORDERS, num_workers=[0, 2], balanced=["uneven", "grid padded"])
 def test_fingerprint_is_that_of_the_rows_that_were_delivered(path, order, num_workers, balanced):
     options = {**ORDERS[order], **BALANCED[balanced], "batch_size": 8, "num_workers": num_workers}
     grid = balanced != "uneven"

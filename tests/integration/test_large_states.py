@@ -94,7 +94,7 @@ LARGE = {
 }
 
 
-@pytest.mark.parametrize("groups", [450, pytest.param(900, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("groups", [650, pytest.param(900, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("how", LARGE)
 def test_states_of_many_ranges_are_the_same_with_and_without_what_was_prepared(how, groups):
     """And they are right: the rows are those of the slices that are done."""

@@ -25,14 +25,6 @@ def path(tmp_path_factory) -> Path:
     return directory
 
 
-@pytest.fixture(scope="module")
-def fewer(tmp_path_factory) -> Path:
-    """Row groups as many as those, of a fifth of the rows: for a budget of one byte, unless a filter needs the rows."""
-    directory: Path = tmp_path_factory.mktemp("fewer")
-    write_dataset(directory, ((300, 100), (80, 20)))
-    return directory
-
-
 @pytest.fixture
 def budgets(monkeypatch) -> list[MemoryBudget]:
     """Every budget that is made."""
@@ -78,8 +70,7 @@ CELLS = [
 
 
 @pytest.mark.parametrize(("way", "limit", "opened"), CELLS)
-def test_every_lease_of_an_epoch_is_released(path, fewer, budgets, way, limit, opened):  # noqa: PLR0917
-    path = fewer if limit == 1 and "filters" not in WAYS[way] else path
+def test_every_lease_of_an_epoch_is_released(path, budgets, way, limit, opened):
     loader, _ = open_loader(ranged(path) if opened == "remote" else path, read_ahead_bytes=limit, **WAYS[way])
     first, second = all_rows_of(loader), all_rows_of(loader)
     assert first == second

@@ -576,7 +576,7 @@ def require_scanned(table: Table, loader: Any, dataset: Any, step: int, batch: A
         assert (found.step, found.rank, found.place) == (step, dataset.rank, place)
 
 
-@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("every", [2, pytest.param(1, marks=pytest.mark.soak)])
 @pytest.mark.parametrize(("sizes", "are_known"), [((6, 6), True), ((8, 4), False)])
 @pytest.mark.parametrize(("ranks", "order"), [(1, "in order"), (2, "rows shuffled")])
 def test_behind_a_filter_batches_before_a_state_are_known_if_those_of_its_size_lead_there(

@@ -151,7 +151,7 @@ def test_set_epoch_of_the_current_epoch_leaves_workers_of_plain_loaders_as_they_
     whole = epochs(path, 2, num_workers=2)
     dataset = opened(path, num_workers=2).dataset
     loader = DataLoader(dataset, batch_size=None, num_workers=2, persistent_workers=persistent)
-    for epoch in (0, 0, 1):
+    for epoch in (0, 0, 1, 1):
         dataset.set_epoch(epoch)
         dataset.set_epoch(epoch)
         assert batches_of(loader) == whole[epoch]

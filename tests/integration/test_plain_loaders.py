@@ -44,7 +44,6 @@ IN_ORDER: dict[str, Any] = {}
 SHARDS_SHUFFLED = {"shuffle": True}
 ROWS_SHUFFLED = {"shuffle": True, "shuffle_buffer_size": 30}
 SHUFFLES = [IN_ORDER, SHARDS_SHUFFLED, ROWS_SHUFFLED]
-SHUFFLE_IDS = ["in-order", "shards-shuffled", "rows-shuffled"]
 
 FORK = {"multiprocessing_context": "fork"}
 SPAWN = {"multiprocessing_context": "spawn"}

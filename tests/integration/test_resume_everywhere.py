@@ -92,7 +92,7 @@ def rank_options(rows: int, num_workers: int, num_ranks: int, rank: int) -> dict
 
 
 @each_stop
-@pairwise(most=3, num_workers=[3, 2, 0, 1], num_ranks=[1, 2, 3], order=SHUFFLES, kept=FILTERS)
+@pairwise(most=4, num_workers=[3, 2, 0, 1], num_ranks=[1, 2, 3], order=SHUFFLES, kept=FILTERS)
 def test_resume_at_every_batch_delivers_the_batches_that_were_to_come(
     path: Path, *, num_workers: int, num_ranks: int, order: str, kept: str, stops: Any
 ):
@@ -156,7 +156,7 @@ def test_the_filter_of_these_tests_leaves_shards_empty_that_statistics_do_not_ru
 
 
 @pytest.mark.parametrize("every", [2, pytest.param(1, marks=pytest.mark.soak)])
-@pairwise(most=3, num_workers=[3, 0, 2, 1], order=SHUFFLES, kept=FILTERS)
+@pairwise(most=4, num_workers=[3, 0, 2, 1], order=SHUFFLES, kept=FILTERS)
 def test_resumed_two_and_three_times_within_one_epoch(path: Path, num_workers: int, order: str, kept: str, every: int):
     rows = len(KEPT) if kept == "filtered" else ROWS
     options = {**SHUFFLES[order], **FILTERS[kept], **rank_options(rows, num_workers, 1, 0)}

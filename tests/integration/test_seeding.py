@@ -48,7 +48,7 @@ ORDERS: dict[str, dict[str, Any]] = {"in order": {}, "mixed": MIXED, "filtered":
 
 
 @each_stop
-@pairwise(most=3, order=ORDERS, num_workers=[0, 2, 1])
+@pairwise(most=5, order=ORDERS, num_workers=[0, 1, 2])
 def test_a_resume_at_any_batch_draws_what_was_to_be_drawn(path, num_workers, order, stops):
     options = {**ORDERS[order], "num_workers": num_workers}
     loader = opened(path, **options)

@@ -24,7 +24,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pairwise import pairwise
-from stops import each_stop, every_stop
+from stops import each_stop
 from support import batches_of, edited, examples, open_loader, rows_of, write_dataset
 from torch.utils.data import DataLoader
 
@@ -186,7 +186,7 @@ def test_a_state_after_any_batch_continues_with_the_same_batches(path, order, ki
     states = [through_json(loader), *(through_json(loader) for _ in loader)]
     assert len(states) == len(wanted) + 1
     resumed = opened(path, **options, persistent_workers=workers > 0)
-    for taken in stops(states)[:: 1 if stops is every_stop and workers == 0 else 4]:
+    for taken in stops(states)[:: 1 if workers == 0 else 4]:
         if workers == 0:
             resumed = opened(path, **options)  # elsewhere to start workers would take the time
         resumed.load_state_dict(states[taken])

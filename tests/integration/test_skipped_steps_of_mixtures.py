@@ -46,7 +46,7 @@ TOPOLOGIES = {
 }
 
 
-@pytest.mark.parametrize("shares", [4, pytest.param(1, marks=pytest.mark.soak)], ids=["some stops", "every stop"])
+@pytest.mark.parametrize("shares", [2, pytest.param(1, marks=pytest.mark.soak)], ids=["some stops", "every stop"])
 @pytest.mark.parametrize("name", TOPOLOGIES)
 def test_all_other_steps_keep_their_batches_however_the_run_is_resumed(root, name, shares):
     """Ranks share the stops, if there are several."""
@@ -73,7 +73,7 @@ def test_all_other_steps_keep_their_batches_however_the_run_is_resumed(root, nam
         assert [of["rows"] for of in metrics["sources"].values()] == [of_sources[number] for number in range(3)]
         loader.set_epoch(2)
         assert rows_of(next(iter(loader))) == following
-        for step in (2, 7, 0, 4)[rank % shares :: shares] if ranks > 1 else (0, 2, 4, 7):
+        for step in (0, 2, 4, 7)[rank % shares :: shares] if ranks > 1 else (0, 2, 4, 7):
             resumed = open_mixture(root, ranks, **options)[rank]
             resumed.load_state_dict(states[step])
             assert [rows_of(batch) for batch in resumed] == expected[step:]

@@ -7,11 +7,9 @@ C++, and lists and structs are put together of the lists of their values.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from itertools import accumulate, chain, pairwise, repeat
-from operator import setitem
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -144,7 +142,9 @@ def _structs(array: pa.Array) -> list[dict[str, Any] | None]:
     """Return structs as a list of dictionaries, filled field by field: to make each of its pairs takes longer."""
     rows: list[Any] = [{} for _ in range(len(array))]
     for field, values in zip(array.type, array.flatten(), strict=True):
-        deque(map(setitem, rows, repeat(field.name), _objects(values)), maxlen=0)
+        name = field.name
+        for row, value in zip(rows, _objects(values), strict=True):
+            row[name] = value
     return _with_nulls(rows, array)
 
 

@@ -108,7 +108,7 @@ def stopped_after(delivery: Delivery, progress: Any, steps: int) -> tuple[list[l
     return batches, progress
 
 
-# Small cases, all of them ------------------------------------------------------------------------------------------
+# Small cases -------------------------------------------------------------------------------------------------------
 
 COUNTS = list(itertools.product(range(1, 6), range(4), (1, 2, 5)))
 """Ranks, workers and rows of a batch."""
