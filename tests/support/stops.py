@@ -51,7 +51,7 @@ each_stop = pytest.mark.parametrize(
 
 
 def first_middle_and_last(states: Sequence[Any]) -> list[int]:
-    """Return the places of three states, for tests that show in another place that all kinds of stops are exact."""
+    """Return the places of three states, where other tests try all kinds of stops, or workers start at each."""
     return sorted({1, len(states) // 2, len(states) - 2}.intersection(range(len(states))))
 
 

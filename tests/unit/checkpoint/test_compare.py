@@ -114,7 +114,7 @@ def refused(path: Path, state: Any, **options: Any) -> CheckpointMismatchError:
 EVENS, ODDS = pa.array(range(0, 40, 2)), pa.array(range(1, 41, 2))
 
 CHANGED_SETTINGS = {
-    "num_workers": ({"num_workers": 3}, {"num_workers": 2}, "num_workers changed: checkpoint=3, current=2"),
+    "num_workers": ({"num_workers": 8}, {"num_workers": 4}, "num_workers changed: checkpoint=8, current=4"),
     "no workers": ({"num_workers": 1}, {"num_workers": 0}, "num_workers changed: checkpoint=1, current=0"),
     "seed": ({"shuffle_seed": 1}, {"shuffle_seed": -2}, "shuffle_seed changed: checkpoint=1, current=-2"),
     "num_ranks": (
