@@ -22,8 +22,9 @@ from torch_dataloader_utils.formats.text.footer import Cutting
 from torch_dataloader_utils.loader.arguments import optional_count, parse_bytes
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
 from torch_dataloader_utils.planning.ledger import Rows, RowStep
+from torch_dataloader_utils.planning.mixture_epochs import MixtureEpochs
 from torch_dataloader_utils.planning.mixture_planner import MixturePlanner
-from torch_dataloader_utils.planning.passes import PlannedSource
+from torch_dataloader_utils.planning.passes import Base, PlannedSource, Start
 from torch_dataloader_utils.planning.plan import PlanOptions
 from torch_dataloader_utils.planning.planner import EpochPlanner
 from torch_dataloader_utils.planning.source_paths import parse_source_path, source_path
@@ -283,14 +284,17 @@ class MixedFiles(FileSet):
             ValueError: If a source with a weight has no row.
         """
         assert isinstance(opened, OpenedSources)  # noqa: S101 - `open` returned it
-        sources = [
+        sources = tuple(
             PlannedSource(name, files.manifest, files.selection, files.makes_rows)
             for name, files in opened.sources.items()
-        ]
+        )
         for _, weights in self.schedule:
             for source, weight in zip(sources, weights, strict=True):
-                require_rows(source.name, weight, source.rows())
-        return MixturePlanner(sources, options, self.schedule, self.rows_per_epoch, drop_last=drop_last)
+                require_rows(source.name, weight, source.rows)
+        base = Base(0, (Start(),) * len(sources))
+        return MixturePlanner(
+            MixtureEpochs(sources, options, self.schedule, self.rows_per_epoch, drop_last=drop_last, base=base)
+        )
 
 
 def require_column_name(name: object) -> None:

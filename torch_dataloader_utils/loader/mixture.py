@@ -31,9 +31,9 @@ def mixture_of(
     """Return what a run of a mixture has in addition to a single dataset's; None for a single dataset."""
     if not isinstance(planner, MixturePlanner) or not isinstance(opened, OpenedSources):
         return None
-    starts = planner.starts(epoch, topology)
-    passes = planner.passes(epoch, topology)
-    weights, changed = planner.weights_in(epoch, topology), planner.changed_in(epoch)
+    epochs = planner.epochs
+    starts, passes = epochs.starts(epoch, topology), epochs.passes(epoch, topology)
+    weights, changed = epochs.weights_in(epoch, topology), epochs.changed_in(epoch)
     sources = tuple(
         SourceRun(
             name=name,
@@ -42,7 +42,7 @@ def mixture_of(
             position=SourcePosition(
                 starts[number].number,
                 starts[number].row,
-                in_runs(planner.buffer_of(number, reached) for reached in passes[number]),
+                in_runs(epochs.buffer_of(number, reached) for reached in passes[number]),
                 tuple((of, paths) for (source, of), paths in sorted(changed.items()) if source == number),
             ),
             filter_digest=files.filter_digest,
@@ -55,16 +55,14 @@ def mixture_of(
         )
         for number, (name, files) in enumerate(opened.sources.items())
     )
-    rows_before, carried = planner.rows_before(epoch, topology), planner.carried_in(epoch)
-    earlier = planner.earlier_in(epoch, topology)
     return MixtureRun(
         sources,
-        planner.rows_per_epoch,
-        planner.rows_in(epoch),
-        rows_before,
-        planner.changing_weights,
-        carried,
-        earlier,
+        epochs.rows_per_epoch,
+        epochs.rows_in(epoch),
+        epochs.rows_before(epoch, topology),
+        epochs.changing_weights,
+        epochs.carried_in(epoch),
+        planner.earlier_in(epoch, topology),
         next_weights,
     )
 
@@ -78,10 +76,12 @@ def placed(planner: EpochPlanner, saved: SavedState, topology: Topology, *, stri
         return planner
     known = {source.name: source.position for source in saved.mixture.sources}
     none = SourcePosition(0, 0, ())
-    positions = [known.get(source.name, none) for source in planner.sources]
+    positions = [known.get(source.name, none) for source in planner.epochs.sources]
     rows = saved.mixture.rows_of_epoch
-    if not strict:
-        rows = None if planner.has_fixed_rows else saved.mixture.rows_per_epoch if rows is None else rows
+    if not strict and planner.epochs.requested_rows is not None:
+        rows = None
+    elif not strict and rows is None:
+        rows = saved.mixture.rows_per_epoch
     base = Base(
         saved.epoch,
         tuple(Start(position.number, position.row) for position in positions),
@@ -110,12 +110,13 @@ def place_of(planner: EpochPlanner, saved: SavedState, topology: Topology, *, dr
     if not isinstance(there, MixturePlanner) or saved.mixture is None:
         return None
     weights = {source.name: source.weight for source in saved.mixture.sources}
-    schedule: Shares = ((0, tuple(weights.get(source.name, Fraction(0)) for source in there.sources)),)
+    epochs = there.epochs
+    schedule: Shares = ((0, tuple(weights.get(source.name, Fraction(0)) for source in epochs.sources)),)
     if saved.mixture.schedule is None:  # of a release that did not record it
-        schedule = there.changing_weights or schedule
-    elif saved.mixture.schedule and len(saved.mixture.sources) == len(there.sources):
+        schedule = epochs.changing_weights or schedule
+    elif saved.mixture.schedule and len(saved.mixture.sources) == len(epochs.sources):
         schedule = saved.mixture.schedule
-    return MixturePlace(there.base, schedule, saved.mixture.rows_per_epoch, drop_last)
+    return MixturePlace(epochs.base, schedule, saved.mixture.rows_per_epoch, drop_last)
 
 
 def different_sources(opened: OpenedSources, saved: SavedMixture) -> list[str]:
@@ -142,8 +143,8 @@ def with_changed_passes(planner: EpochPlanner, merged: Merged) -> EpochPlanner:
     """Return the planner of a run whose files have changed since the state that it continues was saved."""
     if not isinstance(planner, MixturePlanner) or merged.passes is None:
         return planner
-    numbers = {source.name: number for number, source in enumerate(planner.sources)}
-    before = planner.base
+    sources, before = planner.epochs.sources, planner.epochs.base
+    numbers = {source.name: number for number, source in enumerate(sources)}
     changed = dict(before.changed)
     for (name, number), paths in merged.passes.changed.items():
         if name in numbers:
@@ -151,7 +152,7 @@ def with_changed_passes(planner: EpochPlanner, merged: Merged) -> EpochPlanner:
             changed[key] = tuple(sorted({*changed.get(key, ()), *paths}))
     starts = tuple(
         Start(start.number) if source.name in merged.passes.sources else start
-        for source, start in zip(planner.sources, before.starts, strict=True)
+        for source, start in zip(sources, before.starts, strict=True)
     )
     return planner.begun_at(replace(before, starts=starts, carried=merged.passes.carried, changed=changed))
 
@@ -159,14 +160,14 @@ def with_changed_passes(planner: EpochPlanner, merged: Merged) -> EpochPlanner:
 def check_weights(planner: EpochPlanner, epoch: int, topology: Topology) -> None:
     """Warn if an epoch of a mixture delivers nothing of a source that has a weight."""
     if isinstance(planner, MixturePlanner) and topology.rank == 0:
-        small = planner.too_small_weights(epoch, topology)
+        small = planner.epochs.too_small_weights(epoch, topology)
         if small:
             warn_of_small_weights(small, planner.quotas(epoch, topology).rows)
 
 
 def require_no_schedule(planner: EpochPlanner) -> None:
     """Raise a ValueError if the weights of a mixture change by a schedule."""
-    if isinstance(planner, MixturePlanner) and planner.changing_weights:
+    if isinstance(planner, MixturePlanner) and planner.epochs.changing_weights:
         raise ValueError("set_weights: the weights change by a schedule, which the loader was made with")
 
 
@@ -183,7 +184,7 @@ def with_sources(planner: EpochPlanner, hashes: list[dict[str, Any]]) -> list[di
     """Return the hashes of delivered rows with the planned rank and the source of each, if they are of a mixture."""
     if not isinstance(planner, MixturePlanner):
         return hashes
-    names = [source.name for source in planner.sources]
+    names = [source.name for source in planner.epochs.sources]
     return [
         {"rank": of["rank"] // len(names), "source": names[of["rank"] % len(names)]}
         | {name: of[name] for name in ("rows", "hash")}
@@ -200,8 +201,9 @@ def source_metrics(
     """
     if not isinstance(planner, MixturePlanner):
         return {}
-    weights, starts = planner.weights_in(epoch, topology), planner.starts(epoch, topology)
-    sources = len(planner.sources)
+    weights, starts = planner.epochs.weights_in(epoch, topology), planner.epochs.starts(epoch, topology)
+    names = [source.name for source in planner.epochs.sources]
+    sources = len(names)
     rows = [-sum(part.rows for part in skipped) for skipped in _skipped_of_sources(progress, sources)]
     passes = [start.number for start in starts]
     for number, stream in enumerate(progress.streams):
@@ -210,7 +212,6 @@ def source_metrics(
         passes[number % sources] = max([passes[number % sources], *reached])
     before = [0] * sources
     if progress.baseline is not None:
-        names = [source.name for source in planner.sources]
         before = [delivered_of(progress.baseline, name) for name in names]
         ends = [end_of_passes(progress.baseline, name) for name in names]
         passes = [max(newest, end - 1) for newest, end in zip(passes, ends, strict=True)]
@@ -218,13 +219,13 @@ def source_metrics(
     of_all = [earlier + ranks * own for earlier, own in zip(before, rows, strict=True)]
     total = sum(of_all)
     return {
-        source.name: {
+        name: {
             "rows": before[number] // ranks + rows[number],
             "pass": passes[number],
             "share_asked": float(weights[number]),
             "share_delivered": of_all[number] / total if total else 0.0,
         }
-        for number, source in enumerate(planner.sources)
+        for number, name in enumerate(names)
     }
 
 

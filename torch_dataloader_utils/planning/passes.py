@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from torch_dataloader_utils.planning.manifest import DataFile, Manifest, SizedSplit, Split
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, PartialShard, PlanOptions, Shard, ShardSlice
@@ -35,8 +36,9 @@ class PlannedSource:
     selection: Selection = None
     has_whole_groups: bool = False
 
+    @cached_property
     def rows(self) -> int:
-        """Return the rows of a pass."""
+        """The rows of a pass."""
         return sum(group.rows for group in self._groups())
 
     def _groups(self) -> Iterator[SizedSplit]:

@@ -51,9 +51,19 @@ class Quotas:
         """Rows of each source in each step: int64 of shape (steps, sources), which nobody writes to."""
         return _counts(self)
 
+    @property
+    def totals(self) -> tuple[int, ...]:
+        """Rows of each source in all steps."""
+        return _totals(self)
+
     def of_worker(self, worker: int, workers: int) -> tuple[int, ...]:
         """Return the rows of each source in the steps of a worker, which makes every so many-th step."""
         return tuple(self.counts[worker::workers].sum(axis=0).tolist())
+
+
+@lru_cache(maxsize=8)
+def _totals(quotas: Quotas) -> tuple[int, ...]:
+    return quotas.of_worker(0, 1)
 
 
 @lru_cache(maxsize=8)
