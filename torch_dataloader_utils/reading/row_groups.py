@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from torch_dataloader_utils.columns.arrow import sliced, stacked
 from torch_dataloader_utils.columns.arrow_memory import release_unused
-from torch_dataloader_utils.errors import TransformError, UnreadableFileError
+from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.formats.opened_files import OpenedFiles
 from torch_dataloader_utils.formats.read_cache import ReadCache
 from torch_dataloader_utils.planning.excluded import NOTHING_EXCLUDED, EpochExclusions
@@ -31,6 +31,7 @@ from torch_dataloader_utils.reading.cursor import Cursor
 from torch_dataloader_utils.reading.decoder import Decoded, DecodedTables, Decoder
 from torch_dataloader_utils.reading.fetcher import FETCHES, Fetcher
 from torch_dataloader_utils.reading.file_row_group import FileRowGroup, row_groups_of
+from torch_dataloader_utils.reading.made_rows import MadeRows
 from torch_dataloader_utils.reading.row_selection import RowSelection
 from torch_dataloader_utils.reading.sizes import RowGroupSizes
 from torch_dataloader_utils.reading.work import Wait
@@ -74,6 +75,7 @@ class RowGroupReader:
         file_of = files.manifest.file
         stored = files.stored_rows or {}
         self._groups = cache(lambda path: row_groups_of(file_of(path), stored.get(path)))
+        self._made = MadeRows(files)
         self._read_cache = read_cache
         self._filter_reader: RowGroupReader | None = None
         self._kept = cache(self._read_kept)
@@ -234,7 +236,7 @@ class RowGroupReader:
             self._require_all(group, table.num_rows)
             finished = self._selected(group, table, 0)[0]
         self._note_wait(began, decoded[-1])
-        return self._packed(group, self._transformed(group, finished))
+        return self._made.of(group, finished)
 
     def read_together(self, groups: Sequence[FileRowGroup]) -> list[pa.Table]:
         """Return what `read` returns of each of several row groups, which were requested together.
@@ -288,20 +290,19 @@ class RowGroupReader:
         Each part is the rows that the filter keeps, and how many there were before it and before excluded rows were
         left out. Raises what `read` raises.
         """
-        packing = self._files.packing
-        if packing is not None:  # all documents of a row group are packed together
-            parts = [self._transformed(group, stored) for stored, _ in self._stored_parts(group, rows)]
-            yield self._packed(group, pa.concat_tables(parts)), group.rows
+        if self._made.are_packed:
+            parts = [self._made.transformed(group, stored) for stored, _ in self._stored_parts(group, rows)]
+            yield self._made.packed(group, pa.concat_tables(parts)), group.rows
             return
         made = 0
         for stored, count in self._stored_parts(group, rows):
-            table = self._transformed(group, stored)
+            table = self._made.transformed(group, stored)
             del stored
             made += table.num_rows
-            self._require_counted(group, made, is_whole=False)
+            self._made.require_counted(group, made, is_whole=False)
             yield table, count
             del table
-        self._require_counted(group, made, is_whole=True)
+        self._made.require_counted(group, made, is_whole=True)
 
     def _stored_parts(self, group: FileRowGroup, rows: Callable[[], int]) -> Iterator[tuple[pa.Table, int]]:
         with self._errors(group):
@@ -357,35 +358,7 @@ class RowGroupReader:
                 self._require_all(group, first + decoded.table.num_rows)
             finished = self._selected(group, decoded.table, first)[0]
         self._note_wait(began, decoded)
-        return self._transformed(group, finished)
-
-    def _transformed(self, group: FileRowGroup, table: pa.Table) -> pa.Table:
-        """Return what is delivered in place of rows of a row group."""
-        transform = self._files.transform
-        return table if transform is None else transform.apply(table, self.name(group))
-
-    def _packed(self, group: FileRowGroup, table: pa.Table) -> pa.Table:
-        """Return the sequences of a row group, or its rows where none are made of them."""
-        packing = self._files.packing
-        made = table if packing is None else packing.apply(table, self.name(group))
-        self._require_counted(group, made.num_rows, is_whole=True)
-        return made
-
-    def _require_counted(self, group: FileRowGroup, rows: int, *, is_whole: bool) -> None:
-        """Raise an error unless so many rows are made of a row group as were counted; of a part, no more."""
-        files = self._files
-        if files.stored_rows is None or not files.makes_rows or rows == group.rows:
-            return
-        if files.transform is None:
-            msg = f"{self.name(group)} gave {group.rows} sequences when they were counted, and now {rows}: its rows "
-            raise UnreadableFileError(f"{msg}have changed")
-        if is_whole or rows > group.rows:
-            of_source = "" if files.source is None else f" of source {files.source!r}"
-            unit = "rows" if files.packing is None else "sequences"
-            msg = (
-                f"transform{of_source}: it makes {rows} {unit} of {self.name(group)}, and made {group.rows} when they "
-            )
-            raise TransformError(f"{msg}were counted: it has to make the same rows of the same table each time")
+        return self._made.transformed(group, finished)
 
     def take_waits(self) -> tuple[Wait, ...]:
         """Return when rows were waited for, since the last call."""
