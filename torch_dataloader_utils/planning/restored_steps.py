@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from torch_dataloader_utils.planning.ledger import RankStart, Segment, SegmentLedger
+from torch_dataloader_utils.planning.ledger import SegmentLedger
 from torch_dataloader_utils.planning.plan import ShardSlice
 from torch_dataloader_utils.planning.rank_starts import regrouped
+from torch_dataloader_utils.planning.segment import RankStart, Segment
 
 
 def restored_segments(
