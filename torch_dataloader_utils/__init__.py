@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from torch_dataloader_utils.loader.device import to_device
     from torch_dataloader_utils.loader.events import Event, Hook
     from torch_dataloader_utils.loader.run_log import RunLog
+    from torch_dataloader_utils.planning.ledger.row_steps import Rows, RowStep
     from torch_dataloader_utils.planning.manifest import DataFile, Manifest, RowGroup, Split
     from torch_dataloader_utils.planning.plan import Shard
-    from torch_dataloader_utils.planning.row_steps import Rows, RowStep
     from torch_dataloader_utils.planning.strategy import SplitStrategy
     from torch_dataloader_utils.planning.token_budget import TokenBudget
     from torch_dataloader_utils.tables.delta import DeltaDataset as DeltaDataset
@@ -119,8 +119,8 @@ _LAZY = {
     "Packing": "columns.options",
     "Padded": "columns.options",
     "RowGroup": "planning.manifest",
-    "RowStep": "planning.row_steps",
-    "Rows": "planning.row_steps",
+    "RowStep": "planning.ledger.row_steps",
+    "Rows": "planning.ledger.row_steps",
     "RunLog": "loader.run_log",
     "RunSegment": "checkpoint.run_segments",
     "Shard": "planning.plan",

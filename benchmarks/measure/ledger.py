@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch_dataloader_utils.planning.ledger import SegmentLedger
+from torch_dataloader_utils.planning.ledger.lookup import SegmentLedger
+from torch_dataloader_utils.planning.ledger.segment import Segment
 from torch_dataloader_utils.planning.manifest import DataFile, Manifest, RowGroup
 from torch_dataloader_utils.planning.plan import PlanOptions
 from torch_dataloader_utils.planning.planner import EpochPlanner, newest_algorithm
-from torch_dataloader_utils.planning.segment import Segment
 from torch_dataloader_utils.planning.topology import Topology
 
 SHARD_BYTES = 2**27

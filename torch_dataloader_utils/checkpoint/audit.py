@@ -24,9 +24,9 @@ from torch_dataloader_utils.checkpoint.saved_state import MOST_FILES, SavedMixtu
 from torch_dataloader_utils.errors import shown
 from torch_dataloader_utils.planning.excluded import NONE_EXCLUDED, EpochExclusions
 from torch_dataloader_utils.planning.manifest import Layout, Manifest
+from torch_dataloader_utils.planning.mixture.source_paths import source_path
 from torch_dataloader_utils.planning.planner import Selection
 from torch_dataloader_utils.planning.row_ranges import size_of, splits_of_rows
-from torch_dataloader_utils.planning.source_paths import source_path
 
 COUNTED = " counted"
 """How the digest of a text format's options ends where rows are counted."""

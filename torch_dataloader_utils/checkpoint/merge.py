@@ -29,11 +29,11 @@ from torch_dataloader_utils.checkpoint.saved_state import SavedMixture, SavedSta
 from torch_dataloader_utils.errors import CheckpointMismatchError, shown
 from torch_dataloader_utils.planning.excluded import ExcludedRows
 from torch_dataloader_utils.planning.manifest import Layout, Split
-from torch_dataloader_utils.planning.passes import rows_of
+from torch_dataloader_utils.planning.mixture.passes import rows_of
+from torch_dataloader_utils.planning.mixture.source_paths import MIXTURE_KEY, parse_source_path
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, PartialShard, Shard
 from torch_dataloader_utils.planning.row_ranges import merged, splits_of_rows
 from torch_dataloader_utils.planning.shuffle import rows_of_splits
-from torch_dataloader_utils.planning.source_paths import MIXTURE_KEY, parse_source_path
 
 OnChangedFiles: TypeAlias = Literal["error", "continue"]
 

@@ -15,8 +15,8 @@ from torch_dataloader_utils.checkpoint.file_changes import FileChanges
 from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.checkpoint.saved_state import SavedMixture, SavedRows, SavedState
 from torch_dataloader_utils.planning.manifest import Layout, Split
+from torch_dataloader_utils.planning.mixture.source_paths import SourcePath, parse_source_path
 from torch_dataloader_utils.planning.plan import DeliveredBaseline
-from torch_dataloader_utils.planning.source_paths import SourcePath, parse_source_path
 
 
 @dataclass(frozen=True, slots=True)

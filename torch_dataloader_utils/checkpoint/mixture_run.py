@@ -1,7 +1,7 @@
 """The sources of a mixture as runs have them and as states record them. Pure.
 
 A state lists each source's files once. Which passes of a source an epoch reaches are numbers; its rows are named by
-paths that tell source and pass: see `planning.source_paths`.
+paths that tell source and pass: see `planning.mixture.source_paths`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 from torch_dataloader_utils.checkpoint.json_value import JsonValue
 from torch_dataloader_utils.planning.manifest import Manifest
+from torch_dataloader_utils.planning.mixture.weight_schedule import Shares
 from torch_dataloader_utils.planning.plan import DeliveredBaseline
-from torch_dataloader_utils.planning.weight_schedule import Shares
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from torch_dataloader_utils.checkpoint.progress import Progress, Restored, StreamProgress, turns_from
 from torch_dataloader_utils.checkpoint.skipped_steps import Mark, Place, SkippedSteps, between, ends_of, place_after
 from torch_dataloader_utils.planning.assignment import Receipt
+from torch_dataloader_utils.planning.ledger.schedule import MixedSchedule, Schedule, StepSchedule
 from torch_dataloader_utils.planning.plan import ShardSlice
 from torch_dataloader_utils.planning.quotas import Quotas
 from torch_dataloader_utils.planning.row_ranges import Windows
-from torch_dataloader_utils.planning.schedule import MixedSchedule, Schedule, StepSchedule
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ import numpy as np
 from torch_dataloader_utils.checkpoint.progress import Progress, RemovedRows
 from torch_dataloader_utils.checkpoint.saved_state import SavedShard, SavedState
 from torch_dataloader_utils.planning.excluded import NONE_EXCLUDED, ExcludedRows, bounds_of
+from torch_dataloader_utils.planning.ledger.shard_order import ShardOrders
 from torch_dataloader_utils.planning.manifest import Layout, Split
 from torch_dataloader_utils.planning.plan import PartialShard, ShardSlice
 from torch_dataloader_utils.planning.row_ranges import merged, splits_of_rows
-from torch_dataloader_utils.planning.shard_order import ShardOrders
 
 
 class RowsWithin:

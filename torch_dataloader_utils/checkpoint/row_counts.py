@@ -17,12 +17,12 @@ import numpy.typing as npt
 
 from torch_dataloader_utils.checkpoint.saved_state import SavedBaseline, SavedRows, SavedShard, SavedState
 from torch_dataloader_utils.planning.excluded import EpochExclusions, ExcludedRows
+from torch_dataloader_utils.planning.ledger.shard_order import ShardOrders
 from torch_dataloader_utils.planning.manifest import Layout, Split
+from torch_dataloader_utils.planning.mixture.source_paths import MIXTURE_KEY
 from torch_dataloader_utils.planning.plan import TO_THE_END, Shard
 from torch_dataloader_utils.planning.row_ranges import Windows, known_size_of, merged
-from torch_dataloader_utils.planning.shard_order import ShardOrders
 from torch_dataloader_utils.planning.shuffle import rows_of_splits
-from torch_dataloader_utils.planning.source_paths import MIXTURE_KEY
 
 Integers = npt.NDArray[np.int64]
 

@@ -12,12 +12,12 @@ from torch_dataloader_utils.checkpoint.saved_exclusions import NO_SAVED_EXCLUSIO
 from torch_dataloader_utils.checkpoint.skipped_steps import Place, SkippedSteps
 from torch_dataloader_utils.planning.excluded import NONE_EXCLUDED, ExcludedRows
 from torch_dataloader_utils.planning.manifest import Layout, Manifest, Split
+from torch_dataloader_utils.planning.mixture.source_paths import source_path
+from torch_dataloader_utils.planning.mixture.weight_schedule import Shares
 from torch_dataloader_utils.planning.plan import TO_THE_END, PartialShard, Shard
 from torch_dataloader_utils.planning.row_hash import RankHashes
 from torch_dataloader_utils.planning.row_ranges import Windows, splits_of_rows
-from torch_dataloader_utils.planning.source_paths import source_path
 from torch_dataloader_utils.planning.token_budget import TokenBudget
-from torch_dataloader_utils.planning.weight_schedule import Shares
 
 STATE_VERSION = 1
 """Version of the layout of a state."""

@@ -15,8 +15,8 @@ from torch_dataloader_utils.loader.arguments import require_count, require_flag
 from torch_dataloader_utils.loader.ledger import Ledger
 from torch_dataloader_utils.planning.assignment import Assignment, StreamAssignment
 from torch_dataloader_utils.planning.excluded import EpochExclusions
-from torch_dataloader_utils.planning.row_steps import Rows, RowStep
-from torch_dataloader_utils.planning.segment import Segment
+from torch_dataloader_utils.planning.ledger.row_steps import Rows, RowStep
+from torch_dataloader_utils.planning.ledger.segment import Segment
 from torch_dataloader_utils.reading.batching import Batch
 
 

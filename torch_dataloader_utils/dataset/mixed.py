@@ -21,13 +21,13 @@ from torch_dataloader_utils.formats.opened_files import Opened, OpenedFiles, Ope
 from torch_dataloader_utils.formats.text.footer import Cutting
 from torch_dataloader_utils.loader.arguments import optional_count, parse_bytes
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
-from torch_dataloader_utils.planning.mixture_epochs import MixtureEpochs
-from torch_dataloader_utils.planning.mixture_planner import MixturePlanner
-from torch_dataloader_utils.planning.passes import Base, PlannedSource, Start
+from torch_dataloader_utils.planning.ledger.row_steps import Rows, RowStep
+from torch_dataloader_utils.planning.mixture.epochs import MixtureEpochs
+from torch_dataloader_utils.planning.mixture.passes import Base, PlannedSource, Start
+from torch_dataloader_utils.planning.mixture.planner import MixturePlanner
+from torch_dataloader_utils.planning.mixture.source_paths import parse_source_path, source_path
 from torch_dataloader_utils.planning.plan import PlanOptions
 from torch_dataloader_utils.planning.planner import EpochPlanner
-from torch_dataloader_utils.planning.row_steps import Rows, RowStep
-from torch_dataloader_utils.planning.source_paths import parse_source_path, source_path
 from torch_dataloader_utils.planning.strategy import SplitStrategy
 
 OF_A_SOURCE = (

@@ -18,8 +18,8 @@ from torch_dataloader_utils.formats.row_packing import RowGroupPacking
 from torch_dataloader_utils.formats.row_transform import UNKNOWN, RowTransform
 from torch_dataloader_utils.formats.schema import AllColumns
 from torch_dataloader_utils.planning.manifest import Manifest, RowGroup, Split
+from torch_dataloader_utils.planning.mixture.source_paths import parse_source_path
 from torch_dataloader_utils.planning.plan import ShardSlice
-from torch_dataloader_utils.planning.source_paths import parse_source_path
 from torch_dataloader_utils.planning.token_counts import TokenCounts
 from torch_dataloader_utils.storage.attempts import Retry
 

@@ -47,9 +47,9 @@ from torch_dataloader_utils.planning.excluded import (
     ExcludedExpression,
     ExcludedRows,
 )
+from torch_dataloader_utils.planning.ledger.segment import Segment
 from torch_dataloader_utils.planning.plan import Plan
 from torch_dataloader_utils.planning.planner import EpochPlanner
-from torch_dataloader_utils.planning.segment import Segment
 from torch_dataloader_utils.planning.topology import Topology
 from torch_dataloader_utils.reading.scan import ReadOptions
 

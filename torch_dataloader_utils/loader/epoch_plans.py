@@ -21,10 +21,10 @@ from torch_dataloader_utils.gc_pause import without_gc
 from torch_dataloader_utils.loader.mixture import mixture_of, reweighted
 from torch_dataloader_utils.loader.skip_requests import SkipRequests
 from torch_dataloader_utils.planning.excluded import NO_EXCLUSIONS, EpochExclusions, Exclusions
+from torch_dataloader_utils.planning.ledger.segment import Removal, Segment
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, Plan
 from torch_dataloader_utils.planning.planner import EpochPlanner, newest_algorithm
 from torch_dataloader_utils.planning.quotas import Quotas
-from torch_dataloader_utils.planning.segment import Removal, Segment
 from torch_dataloader_utils.planning.topology import Topology
 from torch_dataloader_utils.reading.scan import ReadOptions
 

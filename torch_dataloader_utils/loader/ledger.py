@@ -17,9 +17,9 @@ from torch_dataloader_utils.formats.opened_files import Opened, OpenedFiles, fil
 from torch_dataloader_utils.loader.ledger_scan import ScannedStep, StepScan
 from torch_dataloader_utils.loader.segments import Segments, have_one_plan
 from torch_dataloader_utils.loader.user_warnings import LOG
-from torch_dataloader_utils.planning.ledger import Holder, SegmentLedger, StepWindows
-from torch_dataloader_utils.planning.row_steps import Rows, RowStep
-from torch_dataloader_utils.planning.segment import Removal, Segment, without_removed
+from torch_dataloader_utils.planning.ledger.lookup import Holder, SegmentLedger, StepWindows
+from torch_dataloader_utils.planning.ledger.row_steps import Rows, RowStep
+from torch_dataloader_utils.planning.ledger.segment import Removal, Segment, without_removed
 from torch_dataloader_utils.reading.scan import ReadOptions
 
 RESTORED_UNKNOWN = (

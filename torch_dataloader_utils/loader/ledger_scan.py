@@ -21,10 +21,10 @@ from torch_dataloader_utils.formats.schema import Projection
 from torch_dataloader_utils.loader.contents import PartsOfPass, round_robin
 from torch_dataloader_utils.planning.assignment import Receipt
 from torch_dataloader_utils.planning.excluded import EpochExclusions
+from torch_dataloader_utils.planning.ledger.segment import Segment
+from torch_dataloader_utils.planning.ledger.shard_order import FileRows, Integers
 from torch_dataloader_utils.planning.manifest import DataFile, Split
 from torch_dataloader_utils.planning.plan import ShardSlice
-from torch_dataloader_utils.planning.segment import Segment
-from torch_dataloader_utils.planning.shard_order import FileRows, Integers
 from torch_dataloader_utils.reading.batching import Batch
 from torch_dataloader_utils.reading.file_row_group import FileRowGroup
 from torch_dataloader_utils.reading.row_groups import RowGroupReader

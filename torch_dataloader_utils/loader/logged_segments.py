@@ -12,9 +12,9 @@ from torch_dataloader_utils.formats.opened_files import Opened, OpenedSources
 from torch_dataloader_utils.loader.mixture import different_sources
 from torch_dataloader_utils.loader.run_log import RunLogFiles
 from torch_dataloader_utils.loader.segments import Segments, have_one_plan, removals_from
+from torch_dataloader_utils.planning.ledger.rank_starts import regrouped
+from torch_dataloader_utils.planning.ledger.segment import RankStart, Removal, Segment
 from torch_dataloader_utils.planning.planner import PLAN_ALGORITHMS
-from torch_dataloader_utils.planning.rank_starts import regrouped
-from torch_dataloader_utils.planning.segment import RankStart, Removal, Segment
 
 
 @dataclass

@@ -12,13 +12,13 @@ from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.checkpoint.saved_state import SavedMixture, SavedState
 from torch_dataloader_utils.formats.opened_files import Opened, OpenedSources
 from torch_dataloader_utils.loader.user_warnings import warn_of_small_weights
-from torch_dataloader_utils.planning.mixture_planner import MixturePlanner
-from torch_dataloader_utils.planning.passes import Base, MixturePlace, Start, delivered_of, end_of_passes
+from torch_dataloader_utils.planning.mixture.passes import Base, MixturePlace, Start, delivered_of, end_of_passes
+from torch_dataloader_utils.planning.mixture.planner import MixturePlanner
+from torch_dataloader_utils.planning.mixture.source_paths import parse_source_path
+from torch_dataloader_utils.planning.mixture.weight_schedule import Shares
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, ShardSlice
 from torch_dataloader_utils.planning.planner import EpochPlanner
-from torch_dataloader_utils.planning.source_paths import parse_source_path
 from torch_dataloader_utils.planning.topology import Topology
-from torch_dataloader_utils.planning.weight_schedule import Shares
 
 
 def mixture_of(

@@ -12,13 +12,13 @@ from torch_dataloader_utils.checkpoint.restore import load_baseline
 from torch_dataloader_utils.checkpoint.saved_state import SavedState
 from torch_dataloader_utils.errors import LedgerUnknownError
 from torch_dataloader_utils.loader.mixture import place_of
-from torch_dataloader_utils.planning.ledger import SegmentLedger
+from torch_dataloader_utils.planning.ledger.lookup import SegmentLedger
+from torch_dataloader_utils.planning.ledger.restored_steps import restored_segments
+from torch_dataloader_utils.planning.ledger.segment import NO_REMOVAL, RankStart, Removal, Segment
 from torch_dataloader_utils.planning.manifest import Manifest
-from torch_dataloader_utils.planning.passes import MixturePlace
+from torch_dataloader_utils.planning.mixture.passes import MixturePlace
 from torch_dataloader_utils.planning.plan import Plan
 from torch_dataloader_utils.planning.planner import EpochPlanner
-from torch_dataloader_utils.planning.restored_steps import restored_segments
-from torch_dataloader_utils.planning.segment import NO_REMOVAL, RankStart, Removal, Segment
 from torch_dataloader_utils.planning.topology import Topology
 
 LEDGERS_KEPT = 4

@@ -10,7 +10,7 @@ from torch_dataloader_utils.columns.convert import ColumnSlice, interleave, size
 from torch_dataloader_utils.formats.opened_files import Opened, OpenedSources
 from torch_dataloader_utils.formats.read_cache import ReadCache
 from torch_dataloader_utils.planning.assignment import Assignment, Receipt, StreamAssignment
-from torch_dataloader_utils.planning.source_paths import MIXTURE_KEY
+from torch_dataloader_utils.planning.mixture.source_paths import MIXTURE_KEY
 from torch_dataloader_utils.reading.batching import Batcher, Batches, EmptyStep, StreamEnd
 from torch_dataloader_utils.reading.memory_budget import MemoryBudget, MemoryLease
 from torch_dataloader_utils.reading.mixture import (

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from rank_groups import RankGroup, journeys
 from support import examples, manifest_of
 
-from torch_dataloader_utils.planning.ledger import SegmentLedger
+from torch_dataloader_utils.planning.ledger.lookup import SegmentLedger
+from torch_dataloader_utils.planning.ledger.segment import RankStart, Segment
+from torch_dataloader_utils.planning.ledger.shard_order import ShardOrder
 from torch_dataloader_utils.planning.manifest import DataFile, Manifest, RowGroup
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, PlanOptions, Shard, ShardSlice
 from torch_dataloader_utils.planning.planner import EpochPlanner, newest_algorithm
-from torch_dataloader_utils.planning.segment import RankStart, Segment
-from torch_dataloader_utils.planning.shard_order import ShardOrder
 from torch_dataloader_utils.planning.shuffle import delivered_rows
 from torch_dataloader_utils.planning.topology import Topology
 

@@ -12,8 +12,8 @@ from support import examples
 
 from torch_dataloader_utils.loader.contents import round_robin
 from torch_dataloader_utils.planning.assignment import Receipt
+from torch_dataloader_utils.planning.ledger.schedule import MixedSchedule, StepRows, StepSchedule
 from torch_dataloader_utils.planning.quotas import Counts
-from torch_dataloader_utils.planning.schedule import MixedSchedule, StepRows, StepSchedule
 from torch_dataloader_utils.reading.batching import Batch, StreamEnd
 
 

@@ -15,7 +15,7 @@ from torch_dataloader_utils.errors import LedgerUnknownError
 
 if TYPE_CHECKING:
     from torch_dataloader_utils.cli.checkpoint_dataset import CheckpointDataset
-    from torch_dataloader_utils.planning.row_steps import Rows
+    from torch_dataloader_utils.planning.ledger.row_steps import Rows
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,7 +12,7 @@ from torch_dataloader_utils.cli.options import add_checkpoint, add_dataset_of_ch
 from torch_dataloader_utils.cli.report import Block, Cell, Facts, Line, Report, Table, Text, count, plain, size
 
 if TYPE_CHECKING:
-    from torch_dataloader_utils.planning.row_steps import RowStep
+    from torch_dataloader_utils.planning.ledger.row_steps import RowStep
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from torch_dataloader_utils.planning.ledger import SegmentLedger
+from torch_dataloader_utils.planning.ledger.lookup import SegmentLedger
+from torch_dataloader_utils.planning.ledger.rank_starts import regrouped
+from torch_dataloader_utils.planning.ledger.segment import RankStart, Segment
 from torch_dataloader_utils.planning.plan import ShardSlice
-from torch_dataloader_utils.planning.rank_starts import regrouped
-from torch_dataloader_utils.planning.segment import RankStart, Segment
 
 
 def restored_segments(

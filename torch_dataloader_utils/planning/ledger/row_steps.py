@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from torch_dataloader_utils.planning.shard_order import Integers
+from torch_dataloader_utils.planning.ledger.shard_order import Integers
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import count
 
-from torch_dataloader_utils.planning.passes import (
+from torch_dataloader_utils.planning.mixture.passes import (
     NONE_CARRIED,
     Base,
     PlannedSource,
@@ -20,11 +20,11 @@ from torch_dataloader_utils.planning.passes import (
     moved,
     rows_of,
 )
+from torch_dataloader_utils.planning.mixture.weight_schedule import Shares, sections_from, weight_after
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, PlanOptions, ShardSlice
 from torch_dataloader_utils.planning.quotas import Quotas
 from torch_dataloader_utils.planning.row_ranges import gaps
 from torch_dataloader_utils.planning.topology import Topology
-from torch_dataloader_utils.planning.weight_schedule import Shares, sections_from, weight_after
 
 LEAST_SHARE = 4
 """A source has at least this part (a quarter) of what it would have of the shuffle buffer if all weights were equal."""

@@ -9,10 +9,10 @@ import numpy as np
 
 from torch_dataloader_utils.errors import LedgerUnknownError
 from torch_dataloader_utils.planning.excluded import NONE_EXCLUDED, ExcludedRows, Flags
-from torch_dataloader_utils.planning.passes import MixturePlace
+from torch_dataloader_utils.planning.ledger.row_steps import Rows
+from torch_dataloader_utils.planning.mixture.passes import MixturePlace
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, PlanOptions, ShardSlice
 from torch_dataloader_utils.planning.row_ranges import Windows
-from torch_dataloader_utils.planning.row_steps import Rows
 from torch_dataloader_utils.planning.topology import Topology
 
 

@@ -1,7 +1,7 @@
 """Which rows a step has, and which step has a row: computed from a plan, without reading data. Pure.
 
-A stream delivers its slices in order. So a step is a window of its streams' rows (`planning.schedule`), and the order
-in which a shard delivers its rows (`planning.shard_order`) says which rows of which files these are.
+A stream delivers its slices in order. So a step is a window of its streams' rows (`schedule`), and the order
+in which a shard delivers its rows (`shard_order`) says which rows of which files these are.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from torch_dataloader_utils.planning.ledger.row_steps import Rows, RowStep
+from torch_dataloader_utils.planning.ledger.schedule import MixedSchedule, Schedule, StepSchedule
+from torch_dataloader_utils.planning.ledger.segment import RankStart, Segment, without_removed
+from torch_dataloader_utils.planning.ledger.shard_order import Integers, ShardOrders
 from torch_dataloader_utils.planning.manifest import Manifest
+from torch_dataloader_utils.planning.mixture.source_paths import MIXTURE_KEY
 from torch_dataloader_utils.planning.plan import Plan, ShardSlice
 from torch_dataloader_utils.planning.quotas import Quotas
-from torch_dataloader_utils.planning.row_steps import Rows, RowStep
-from torch_dataloader_utils.planning.schedule import MixedSchedule, Schedule, StepSchedule
-from torch_dataloader_utils.planning.segment import RankStart, Segment, without_removed
-from torch_dataloader_utils.planning.shard_order import Integers, ShardOrders
-from torch_dataloader_utils.planning.source_paths import MIXTURE_KEY
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from torch_dataloader_utils.planning.manifest import DataFile, Manifest, SizedSplit, Split
+from torch_dataloader_utils.planning.mixture.source_paths import parse_source_path, source_path
+from torch_dataloader_utils.planning.mixture.weight_schedule import Shares
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, PartialShard, PlanOptions, Shard, ShardSlice
 from torch_dataloader_utils.planning.planner import Selection
 from torch_dataloader_utils.planning.row_ranges import Coverage, Windows, gaps, merged, size_of
 from torch_dataloader_utils.planning.shards import make_shards
-from torch_dataloader_utils.planning.source_paths import parse_source_path, source_path
-from torch_dataloader_utils.planning.weight_schedule import Shares
 
 SHARDS_OF_A_PASS = 16
 """A pass has at least so many shards, if it has so many row groups: it does not know how many streams share it."""

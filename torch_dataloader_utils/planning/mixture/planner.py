@@ -11,8 +11,8 @@ from typing import Any
 from torch_dataloader_utils.planning.balance import deal
 from torch_dataloader_utils.planning.excluded import NONE_EXCLUDED, ExcludedRows
 from torch_dataloader_utils.planning.manifest import Manifest, Split
-from torch_dataloader_utils.planning.mixture_epochs import MixtureEpochs
-from torch_dataloader_utils.planning.passes import (
+from torch_dataloader_utils.planning.mixture.epochs import MixtureEpochs
+from torch_dataloader_utils.planning.mixture.passes import (
     NONE_CARRIED,
     Base,
     MixturePlace,
@@ -22,6 +22,7 @@ from torch_dataloader_utils.planning.passes import (
     first_left,
     rows_of,
 )
+from torch_dataloader_utils.planning.mixture.source_paths import parse_source_path, source_path
 from torch_dataloader_utils.planning.plan import (
     BalancedStreams,
     DeliveredBaseline,
@@ -33,7 +34,6 @@ from torch_dataloader_utils.planning.plan import (
 from torch_dataloader_utils.planning.planner import EpochPlanner, newest_algorithm
 from torch_dataloader_utils.planning.quotas import Quotas
 from torch_dataloader_utils.planning.row_ranges import gaps, merged_splits
-from torch_dataloader_utils.planning.source_paths import parse_source_path, source_path
 from torch_dataloader_utils.planning.topology import Topology
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from torch_dataloader_utils.planning.segment import RankStart
+from torch_dataloader_utils.planning.ledger.segment import RankStart
 from torch_dataloader_utils.planning.topology import Topology
 
 
