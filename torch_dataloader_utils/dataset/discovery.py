@@ -127,7 +127,7 @@ def open_files(
     described = file_format.describe(storage, listing, known, columns_to_count)
     deletes, footers = _without_deleted(described.footers, annotations, listing.root)
     manifest = Manifest(listing.root, tuple(footer.file for footer in footers), file_format.unknown_rows is None)
-    all_columns = _all_columns(footers, manifest, annotations)
+    all_columns = _all_columns(footers, manifest, annotations, file_format.types_option)
     whole = all_columns.unified if columns is None or filters is not None else all_columns.of(columns)
     filtering = NO_COLUMNS if filters is None else filter_columns(filters, whole.schema)
     delivered = whole.schema.names if columns is None else list(columns)
@@ -244,7 +244,9 @@ def _without_deleted(
     return deletes, left
 
 
-def _all_columns(footers: Sequence[Footer], manifest: Manifest, annotations: Annotations) -> AllColumns:
+def _all_columns(
+    footers: Sequence[Footer], manifest: Manifest, annotations: Annotations, types_option: str | None
+) -> AllColumns:
     """Return the columns of all files. Files with equal schemas, which are one object, share one."""
     firsts: dict[int, Footer] = {}
     for footer in footers:
@@ -253,7 +255,8 @@ def _all_columns(footers: Sequence[Footer], manifest: Manifest, annotations: Ann
     numbers = {key: number for number, key in enumerate(firsts)}
     by_path = {footer.file.path: numbers[id(footer.schema)] for footer in footers if numbers[id(footer.schema)]}
     table = annotations.schema
-    return AllColumns(tuple(files), by_path, annotations.constant_schema, table, annotations.name_in_file)
+    constants, name_in_file = annotations.constant_schema, annotations.name_in_file
+    return AllColumns(tuple(files), by_path, constants, table, name_in_file, types_option)
 
 
 def _projections(columns: AllColumns, needed: pa.Schema) -> tuple[tuple[Projection, ...], dict[str, int]]:

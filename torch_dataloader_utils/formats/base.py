@@ -229,6 +229,7 @@ class Format(ABC):
 
     name: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]]
+    types_option: ClassVar[str | None] = None  # what in format_options gives types that files do not tell
 
     @property
     def unknown_rows(self) -> str | None:

@@ -24,7 +24,7 @@ def all_of(conditions: Iterable[pc.Expression | None]) -> pc.Expression | None:
 
 def filter_columns(filters: pc.Expression, schema: pa.Schema) -> pa.Schema:
     """Return the columns that a filter needs: pyarrow cannot bind it without any one of them."""
-    if re.search(r"\bFieldPath\(\d+\)", str(filters)):
+    if _names_by_index(filters):
         msg = f"the filter {filters!s:.200} names a column by its index, which differs between files: use its name"
         raise ColumnError(msg)
     try:
@@ -39,6 +39,17 @@ def filter_columns(filters: pc.Expression, schema: pa.Schema) -> pa.Schema:
     except pa.ArrowInvalid as error:  # a filter that needs more than one row, such as a sum
         raise _filter_error(filters, schema, error) from None
     return needed
+
+
+def _names_by_index(filters: pc.Expression) -> bool:
+    """Whether a filter names a column by its index, which pyarrow writes so and does not serialise."""
+    if not re.search(r"\bFieldPath\(\d+\)", str(filters)):
+        return False  # else it may also be a value, or the name of a column
+    try:
+        filters.__reduce__()
+    except pa.ArrowNotImplementedError:
+        return True
+    return False
 
 
 def _needed(filters: pc.Expression, schema: pa.Schema) -> pa.Schema:

@@ -116,6 +116,7 @@ class AllColumns:
         table: The columns as a table defines them; None where the files do.
         name_in_file: For a table: returns, for a file's columns and a column of the table, the file's name of it, or
             None. Else None.
+        types_option: What in ``format_options`` gives types that the files do not tell.
     """
 
     files: tuple[FileSchema, ...]
@@ -123,6 +124,7 @@ class AllColumns:
     constants: pa.Schema
     table: pa.Schema | None = None
     name_in_file: Callable[[pa.Schema, str], str | None] | None = None
+    types_option: str | None = None
 
     @cached_property
     def unified(self) -> Unified:
@@ -141,7 +143,7 @@ class AllColumns:
     def _unified(self, wanted: Collection[str] | None) -> Unified:
         if self.table is not None:
             return Unified(self.table, {})
-        whole = unified(self.files, wanted)
+        whole = unified(self.files, wanted, self.types_option)
         problems = dict(whole.problems)
         from_paths = []
         for column in self.constants:
@@ -160,7 +162,9 @@ class AllColumns:
         return column if schema.get_all_field_indices(column) else None
 
 
-def unified(files: Iterable[FileSchema], wanted: Collection[str] | None = None) -> Unified:
+def unified(
+    files: Iterable[FileSchema], wanted: Collection[str] | None = None, types_option: str | None = None
+) -> Unified:
     """Return one schema for all files, or for the wanted columns alone.
 
     Equal schemas should be one object: each object is examined once.
@@ -189,6 +193,8 @@ def unified(files: Iterable[FileSchema], wanted: Collection[str] | None = None) 
             common = _common(known, dtype)
             if common is None:
                 problem = f"is {dtype} in {file.path} but {known} in {home}, which have no common type: "
+                if types_option is not None:
+                    problem += f"give its type by format_options={{{types_option!r}: ...}}, "
                 problem += "write the files with one type, or choose `columns` without it"
                 problems.setdefault(name, problem)
             else:

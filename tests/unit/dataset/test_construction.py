@@ -232,6 +232,20 @@ def test_a_filter_that_does_not_fit_its_column_is_an_error_that_shows_it(data, f
         open_loader(data, filters=filters)
 
 
+@pytest.mark.parametrize("filters", [pc.field(0) > 3, (pc.field("value") > 3) & (pc.field(1) < 3)], ids=["all", "half"])
+def test_a_filter_that_names_a_column_by_its_index_is_refused(data, filters):
+    with pytest.raises(ColumnError, match=r"names a column by its index, .*: use its name"):
+        open_loader(data, filters=filters)
+
+
+def test_a_value_and_a_name_that_look_like_an_index_are_none(tmp_path):
+    names = ["value", "FieldPath(1)", "FieldPath(2)"]
+    pq.write_table(pa.table({"FieldPath(0)": names, "x": [1, 2, 3]}), tmp_path / "a.parquet")
+    filters = pc.field("FieldPath(0)") == "FieldPath(1)"
+    loader, _ = open_loader(tmp_path, filters=filters, columns=["x"])
+    assert [batch["x"].tolist() for batch in loader] == [[2]]
+
+
 def test_a_column_that_differs_in_case_alone_is_the_nearest_match(data):
     with pytest.raises(ColumnError, match=r"no column 'VALUE'; did you mean 'value'\?"):
         open_loader(data, columns=["VALUE"])

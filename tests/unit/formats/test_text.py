@@ -705,10 +705,22 @@ def test_columns_without_a_common_type_are_named_with_both_files(tmp_path: Path)
     (tmp_path / "a.csv").write_bytes(b"row,x\n1,1\n")
     (tmp_path / "b.csv").write_bytes(b"row,x\n1,one\n")
 
-    with pytest.raises(ColumnError, match=r"column 'x' is string in .*b\.csv but int64 in .*a\.csv"):
+    advice = r"give its type by format_options=\{'column_types': \.\.\.\}"
+    with pytest.raises(ColumnError, match=rf"column 'x' is string in .*b\.csv but int64 in .*a\.csv, .*{advice}"):
         open_text(tmp_path, format="csv")
     told = {"column_types": {"x": "string"}}
     assert next(iter(open_text(tmp_path, format="csv", format_options=told)[0]))["x"] == ["1", "one"]
+
+
+def test_fields_without_a_common_type_are_named_with_both_files(tmp_path: Path):
+    (tmp_path / "a.jsonl").write_text('{"x": "2020-01-01"}\n')
+    (tmp_path / "b.jsonl").write_text('{"x": "one"}\n')
+
+    with pytest.raises(ColumnError, match=r"column 'x' is string in .*: give its type by .*'explicit_schema': \.\.\."):
+        open_text(tmp_path, format="jsonl")
+    told = {"explicit_schema": pa.schema([("x", pa.string())])}
+    loader, _ = open_text(tmp_path, format="jsonl", format_options=told)
+    assert [value for batch in loader for value in batch["x"]] == ["2020-01-01", "one"]
 
 
 # What no column of a file is read of, what lies within a column, and numbers that no float holds ----------------------
@@ -744,6 +756,65 @@ def test_a_field_within_a_column_is_never_passed_over(tmp_path, case, columns):
         return
     with pytest.raises(UnreadableFileError, match=rf"a\.jsonl, line 201: the fields {named} were not in the beginning"):
         list(loader)
+
+
+@pairwise(unexpected=["infer", "ignore", "error"], typed=["", "a", "ab"], columns=[None, ["a"]], counted=[False, True])
+def test_unexpected_fields_are_read_as_pyarrow_reads_them(tmp_path, unexpected, typed, columns, counted):
+    given: dict[str, Any] = {"unexpected_field_behavior": unexpected}
+    if typed:
+        given["explicit_schema"] = pa.schema([(name, pa.int64()) for name in typed])
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"a": row, "b": -row}) + "\n" for row in range(100)))
+
+    def read() -> tuple[Any, Any]:
+        options = {**given, "block_size": 256}
+        return open_text(path, format="jsonl", format_options=options, columns=columns, count_rows=counted)
+
+    if unexpected == "error" and typed == "a":
+        with pytest.raises(pa.ArrowInvalid, match="unexpected field"):
+            pajson.read_json(path, parse_options=pajson.ParseOptions(**given))
+        with pytest.raises(UnreadableFileError, match=r"line 1: the fields \['b'\] are unexpected, .* is 'error'"):
+            read()
+        return
+    loader, _ = read()
+    expected = pajson.read_json(path, parse_options=pajson.ParseOptions(**given))
+    expected = expected if columns is None else expected.select(columns)
+    batches = list(loader)
+    assert {name: [value for batch in batches for value in batch[name]] for name in batches[0]} == expected.to_pydict()
+
+
+@pytest.mark.parametrize("columns", [None, ["a"], ["b"]])
+def test_a_field_that_the_user_calls_an_error_is_one_also_where_it_is_not_requested(tmp_path, columns):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"a": 1, "b": 2}\n' * 100 + '{"a": 1, "c": 2}\n')
+    options = {"unexpected_field_behavior": "error", "block_size": 256}
+    loader, _ = open_text(path, format="jsonl", format_options=options, columns=columns)
+    with pytest.raises(UnreadableFileError, match=r"a\.jsonl, line 101: the fields \['c'\] are unexpected"):
+        list(loader)
+
+
+def test_fields_that_the_user_wants_ignored_are_left_out(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"a": 1, "b": 2}\n' * 100 + '{"a": 1, "c": 2}\n')
+    options = {"unexpected_field_behavior": "ignore", "block_size": 256}
+    loader, _ = open_text(tmp_path, format="jsonl", format_options=options)
+    batches = list(loader)
+    assert [value for batch in batches for value in batch["b"]] == [2] * 100 + [None]
+    assert {name for batch in batches for name in batch} == {"a", "b"}
+
+
+def test_a_column_that_the_user_says_is_null_is(tmp_path):
+    (tmp_path / "a.csv").write_text("a,b\n" + "NA,1\n" * 3)
+    loader, dataset = open_text(tmp_path, format="csv", format_options={"column_types": {"a": pa.null()}})
+    assert dataset.schema == pa.schema([("a", pa.null()), ("b", pa.int64())])
+    assert list(loader) == [{"a": [None] * 3, "b": [1] * 3}]
+
+
+@pytest.mark.parametrize("columns", [None, ["b"]])
+def test_a_type_that_no_csv_is_parsed_to_names_the_option(tmp_path, columns):
+    (tmp_path / "a.csv").write_text("a,b\n1,2\n")
+    options = {"column_types": {"a": pa.list_(pa.int32())}}
+    with pytest.raises(UnreadableFileError, match=r"a\.csv: format_options\['column_types'\] has a type .*list<"):
+        open_text(tmp_path, format="csv", format_options=options, columns=columns)
 
 
 @pytest.mark.parametrize("line", [2, 5, 33, 50])

@@ -56,6 +56,7 @@ class Csv(TextFormat):
 
     name: ClassVar[str] = "csv"
     suffixes: ClassVar[tuple[str, ...]] = ENDINGS["csv"]
+    types_option: ClassVar[str | None] = "column_types"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", csv_options.checked(self.options))
@@ -138,14 +139,18 @@ class Csv(TextFormat):
         return not any(quote in storage.read(file, start, min(file.size, start + CHUNK)) for start in starts)
 
     def unified(self, schemas: Sequence[FileSchema]) -> list[pa.Schema]:
-        """Return each file's columns with the types of all files together; columns without a value are strings."""
-        whole = unified(schemas)
-        for name in csv_options.column_types(self.options):
+        """Return each file's columns with the types of all files together.
+
+        Columns without a value are strings, unless the user has given another type.
+        """
+        whole, given = unified(schemas), csv_options.column_types(self.options)
+        for name in given:
             if name not in whole.schema.names:
                 msg = f"format_options['column_types'] names {name!r}, which no file has"
                 raise ColumnError(f"{msg}{nearest(name, whole.schema.names)}")
         typed = [column for column in whole.schema if column.name not in whole.problems]
-        types = {column.name: pa.string() if pa.types.is_null(column.type) else column.type for column in typed}
+        untyped = {column.name for column in typed if pa.types.is_null(column.type) and column.name not in given}
+        types = {column.name: pa.string() if column.name in untyped else column.type for column in typed}
         return [
             pa.schema([column.with_type(types.get(column.name, column.type)) for column in file.schema])
             for file in schemas

@@ -48,6 +48,8 @@ class CsvLines:
             yield
         except pa.ArrowInvalid as error:
             raise self._located(text, error, again) from None
+        except pa.ArrowNotImplementedError as error:
+            raise text.error(None, f"format_options['column_types'] has a type that is not parsed: {error}") from None
         except pa.ArrowKeyError as error:
             raise text.error(None, f"its columns differ from those that it was listed with: {error}") from None
         except UnicodeDecodeError as error:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -60,6 +60,7 @@ class JsonLines(TextFormat):
 
     name: ClassVar[str] = "jsonl"
     suffixes: ClassVar[tuple[str, ...]] = ENDINGS["jsonl"]
+    types_option: ClassVar[str | None] = "explicit_schema"
     blank: ClassVar[bytes] = b" \t\r\n"
 
     takes_unknown: bool
@@ -68,7 +69,7 @@ class JsonLines(TextFormat):
         require_known_options(self.options, OPTIONS, OURS, "JSON Lines")
         try:
             json.ReadOptions(block_size=self.options.get("block_size"))
-            self._parse_options(self._explicit, "infer")
+            json.ParseOptions(explicit_schema=self._explicit, unexpected_field_behavior=self._unexpected)
         except (TypeError, ValueError, pa.ArrowException) as error:
             raise ValueError(f"format_options: {error}") from None
 
@@ -77,10 +78,10 @@ class JsonLines(TextFormat):
         schema = self.options.get("explicit_schema")
         return pa.schema([]) if schema is None else pa.schema(schema)
 
-    def _parse_options(self, schema: pa.Schema, unexpected: str) -> json.ParseOptions:
-        given = self.options.get("unexpected_field_behavior", "infer")
-        unexpected = unexpected if given == "infer" else given
-        return json.ParseOptions(explicit_schema=schema, unexpected_field_behavior=unexpected)
+    @property
+    def _unexpected(self) -> Any:
+        """What the user wants to be done with unexpected fields. By default that is decided where lines are parsed."""
+        return self.options.get("unexpected_field_behavior", "infer")
 
     def sample(self, text: Text, *, is_all: bool) -> Sample:
         """Return the columns that pyarrow infers from the first block."""
@@ -95,7 +96,10 @@ class JsonLines(TextFormat):
         _require_text(text, block)
         _require_objects(text, block)
         _require_shallow(text, block)
-        parser = JsonParser(self._parse_options(self._explicit, "infer"), self.block_bytes)
+        # Without a schema, pyarrow infers all columns whatever is to become of unexpected ones.
+        unexpected = "infer" if self.options.get("explicit_schema") is None else self._unexpected
+        options = json.ParseOptions(explicit_schema=self._explicit, unexpected_field_behavior=unexpected)
+        parser = JsonParser(options, self.block_bytes, is_strict=self._is_strict)
         table = parser.block(text, block, lambda: 0, use_threads=False)  # with them, files would wait for one another
         return Sample(table.schema, table.num_rows, len(block))
 
@@ -120,24 +124,46 @@ class JsonLines(TextFormat):
 
     def parser(self, names: Sequence[str], stored: pa.Schema) -> JsonParser:
         """Return the parser of a file's texts."""
-        if not self.takes_unknown and len(stored) == len(names):
+        known: Sequence[str] | None = None
+        if self._unexpected == "error" and len(stored) < len(names):
+            unexpected, known = "infer", names  # pyarrow would refuse the columns that are not needed
+        elif self._unexpected != "infer":
+            unexpected = self._unexpected
+        elif not self.takes_unknown and len(stored) == len(names):
             unexpected = "error"
         else:  # pyarrow would also ignore unknown fields within columns
             unexpected = "infer" if any(_holds_struct(column.type) for column in stored) else "ignore"
-        return JsonParser(self._parse_options(stored, unexpected), self.block_bytes, stored.names)
+        options = json.ParseOptions(explicit_schema=stored, unexpected_field_behavior=unexpected)
+        return JsonParser(options, self.block_bytes, stored.names, known, is_strict=self._is_strict)
+
+    @property
+    def _is_strict(self) -> bool:
+        """Whether the user wants no unexpected field."""
+        return bool(self._unexpected == "error")
 
 
 class JsonParser:
     """Parses lines into rows.
 
     `names` are the columns to return; None if only types, or the number of rows, are needed. Values are then not
-    validated: pyarrow infers the right type of lists that begin with null, but wrong values.
+    validated: pyarrow infers the right type of lists that begin with null, but wrong values. `known` are the columns
+    that lines may have, if the options do not say so; None for any. `is_strict` says that the user wants no others.
     """
 
-    def __init__(self, options: json.ParseOptions, block_bytes: int, names: list[str] | None = None) -> None:
+    def __init__(
+        self,
+        options: json.ParseOptions,
+        block_bytes: int,
+        names: list[str] | None = None,
+        known: Sequence[str] | None = None,
+        *,
+        is_strict: bool = False,
+    ) -> None:
         self._options = options
         self._block_bytes = block_bytes
         self._names = names
+        self._known = None if known is None else frozenset(known)
+        self._is_strict = is_strict
         self._types = {column.name: column.type for column in options.explicit_schema}
 
     def tables(self, text: Text, shared: SharedParsing) -> Iterator[pa.Table]:
@@ -234,6 +260,8 @@ class JsonParser:
             return self._parsed(block, use_threads=False, divided=False) if divided else str(error)
         if any(table.schema.field(name).type != self._types[name] for name in self._names or ()):
             return UNEXPECTED_WITHIN
+        if self._known is not None and not self._known.issuperset(table.schema.names):
+            return UNEXPECTED
         return table if table.num_rows == lines else SEVERAL
 
     def _count(self, block: bytes | pa.Buffer) -> int | str:
@@ -261,10 +289,13 @@ class JsonParser:
                 wrong, what = middle, found
             else:
                 sound = middle
-        return text.error(line + wrong, _explained(what, lines[wrong - 1], self._options.explicit_schema))
+        schema = self._options.explicit_schema
+        others = (self._known or frozenset()).difference(schema.names)
+        known = pa.schema([*schema, *(pa.field(name, pa.null()) for name in others)])
+        return text.error(line + wrong, _explained(what, lines[wrong - 1], known, is_strict=self._is_strict))
 
 
-def _explained(what: str, line: bytes, known: pa.Schema) -> str:
+def _explained(what: str, line: bytes, known: pa.Schema, *, is_strict: bool) -> str:
     """Return what is wrong with a line, and what to do where that is known."""
     what = IN_ROW.sub("", what.removeprefix("JSON parse error: "))
     option = "format_options={'explicit_schema': ...}"
@@ -274,6 +305,9 @@ def _explained(what: str, line: bytes, known: pa.Schema) -> str:
             unknown = list(_unknown_fields(standard_json.loads(line), pa.struct(list(known))))
         if what == UNEXPECTED_WITHIN:  # unknown columns are not requested
             unknown = [name for name in unknown if "." in name]
+        if is_strict:
+            what = f"the fields {unknown} are" if unknown else "a field is"
+            return f"{what} unexpected, and unexpected_field_behavior is 'error': give their types by {option}"
         what = f"the fields {unknown} were" if unknown else "a field was"
         what += f" not in the beginning of any file: give their types by {option}"
         if any("." not in name for name in unknown):
