@@ -39,13 +39,12 @@ CHANGED = "A file rewritten with other rows between SIGKILL and resume"
 
 PAUSE_SEC = 0.004
 LONGEST_SEC = 0.3
-"""A job lives so long at most after its first batch."""
+"""A job lives so long at most after its first batch. After `PATIENCE` kills without a commit it lives twice as long."""
+PATIENCE = 15
 HANGS_SEC = 60.0
 HANGS = f"TimeoutError: no sign of life for {HANGS_SEC:.0f} s"
-STAGE_KILLS = 100
-STANDS_STILL = (
-    f"TimeoutError: {STAGE_KILLS} kills after the last change of the number of ranks, it has not come further"
-)
+VAIN_KILLS = 100
+STANDS_STILL = f"TimeoutError: it has not come further between {VAIN_KILLS} kills"
 MOST = 0.9
 """A job that must not end the epoch commits about this share of its rows at most."""
 BEFORE = 0.2
@@ -226,14 +225,17 @@ class Epoch:
             if self.case.changed and share == 1:
                 write_files(self.data, only=2)
                 prepare(self.trainer, self.data, self.directory)
-            most, before, killed = self.outcome.faults + STAGE_KILLS, self.count(), True
+            before, killed = self.count(), True
+            reached, vain = before, 0  # kills since rows were committed
             while killed and (share == 1 or self.count() < share * rows):
                 kill = share < 1 or self.outcome.faults < most_kills
                 # However slow the machine is: one kill at least, and rows for each stage.
                 ends = share == 1 and (not kill or self.outcome.faults > 0)
                 limit = 0 if ends else math.ceil(min(share, MOST) * rows) - before
-                killed = self._train(place, kill=kill, limit=limit)
-                if self.outcome.faults > most:
+                killed = self._train(place, kill=kill, limit=limit, longest_sec=LONGEST_SEC * 2 ** (vain // PATIENCE))
+                count = self.count()
+                reached, vain = max(reached, count), 0 if count > reached else vain + 1
+                if vain > VAIN_KILLS:
                     raise JobFailed(STANDS_STILL)
 
     def committed(self) -> list[list[list[Row]]]:
@@ -253,7 +255,7 @@ class Epoch:
     def _path(self, place: int) -> Path:
         return self.directory / f"checkpoint-{place}"
 
-    def _train(self, place: int, *, kill: bool, limit: int = 0) -> bool:
+    def _train(self, place: int, *, kill: bool, limit: int = 0, longest_sec: float = LONGEST_SEC) -> bool:
         """Train until the end, or until a random moment. Return whether it was killed."""
         job = Job(
             str(self.data),
@@ -270,7 +272,7 @@ class Epoch:
         began = time.monotonic()
         session, killed = self.trainer.start(job), True
         try:
-            killed = self._killed(began) if kill else self._ended(began)
+            killed = self._killed(began, longest_sec) if kill else self._ended(began)
         finally:
             if not killed:
                 wait_until_none(lambda: processes_of_sessions([session]), END_SEC)
@@ -282,10 +284,10 @@ class Epoch:
             self._see(event, began)
         return False
 
-    def _killed(self, began: float) -> bool:
+    def _killed(self, began: float, longest_sec: float) -> bool:
         """Wait for a random moment after the first batch or, now and then, before it."""
-        moment = began + (self.choice.uniform(0, LONGEST_SEC) if self.choice.random() < BEFORE else HANGS_SEC)
-        after = self.choice.uniform(0, LONGEST_SEC)
+        moment = began + (self.choice.uniform(0, longest_sec) if self.choice.random() < BEFORE else HANGS_SEC)
+        after = self.choice.uniform(0, longest_sec)
         has_begun = False
         while (event := self.trainer.event(moment - time.monotonic())) is not None:
             if "ended" in event:
