@@ -23,6 +23,7 @@ Warning:
         ├── LostRowsWarning           rows can no longer be delivered: their files were removed or rewritten
         ├── MetadataFileWarning       a `_metadata` file does not describe the files of its directory
         ├── SilentWorkerWarning       a worker process that is waited for has sent nothing for half a minute
+        ├── SkippedStepsWarning       steps to be skipped come all the same, or skipped steps to be restored do not
         ├── SmallWeightWarning        a source of a mixture has too small a weight for a single row of an epoch
         ├── SlowTransportWarning      the system lacks what makes it cheap to send batches from worker processes
         └── StorageRetryWarning       a storage has failed for 10 seconds, and is tried again
@@ -121,6 +122,10 @@ class StorageRetryWarning(UserWarning):
 
 class SlowTransportWarning(UserWarning):
     """The system has no ``memfd_create``: worker processes send batches in a slower way."""
+
+
+class SkippedStepsWarning(UserWarning):
+    """A load forgets which steps were to be skipped, or a framework ends an epoch before skipped steps are restored."""
 
 
 class SmallWeightWarning(UserWarning):

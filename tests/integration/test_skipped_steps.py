@@ -33,6 +33,7 @@ from torch_dataloader_utils import (
     LostRowsWarning,
     ProgressUnknownError,
     RankMismatchError,
+    SkippedStepsWarning,
     StructuredDataset,
     TokenBudget,
     WorkerError,
@@ -435,6 +436,32 @@ def test_steps_of_a_finished_pass_are_past_until_the_epoch_is_begun_again(path):
     loader.set_epoch(0)
     loader.skip_steps(2, 4)
     assert [rows_of(batch) for batch in loader] == batches[:2] + batches[4:]
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_load_that_forgets_which_steps_were_to_be_skipped_says_so(path, strict):
+    loader = opened(path)
+    before = loader.state_dict()
+    loader.skip_steps(3, 6)
+    loader.skip_steps(9, 10)
+    message = r"steps 3 to 5, 9 to 9 were to be skipped, .* call skip_steps after load_state_dict"
+    with pytest.warns(SkippedStepsWarning, match=message):
+        loader.load_state_dict(before, strict=strict)
+    assert len(batches_of(loader)) == 27
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_load_of_what_skips_the_same_steps_or_is_after_them_says_nothing(path, strict):
+    loader = opened(path)
+    loader.skip_steps(3, 6)
+    skipping = loader.state_dict()
+    other = opened(path)
+    list(itertools.islice(other, 8))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loader.load_state_dict(skipping, strict=strict)
+        loader.load_state_dict(skipping, strict=strict)
+        loader.load_state_dict(other.state_dict(), strict=strict)
 
 
 def test_a_range_may_end_after_the_last_step_of_a_rank_that_has_fewer(path):

@@ -173,3 +173,32 @@ def test_workers_that_each_epoch_starts_have_seeds_of_their_own(tmp_path: Path):
     torch.manual_seed(7)
     loader.set_epoch(2)
     assert set(loader) == seeds[2], "a resume in an epoch gives them others"
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_steps_restored_after_a_pass_are_delivered_by_the_next_pass_alone(tmp_path: Path, resumed: bool):
+    write_dataset(tmp_path / "data", FILES)
+    accelerate = pytest.importorskip("accelerate")
+    module = pytest.importorskip("torch_dataloader_utils.integrations.accelerate")
+
+    def prepared() -> Any:
+        made, _ = open_loader(tmp_path / "data", num_workers=0, batch_size=50)
+        return module.prepare_loader(accelerate.Accelerator(cpu=True), made)
+
+    def rows_of_pass(loader: Any) -> list[int]:
+        return [row for batch in loader for row in batch["row"].tolist()]
+
+    loader = prepared()
+    loader.loader.skip_steps(2, 4)
+    left = rows_of_pass(loader)
+    if resumed:
+        state = loader.state_dict()
+        loader = prepared()
+        loader.load_state_dict(state)
+    assert loader.epoch == 1
+    loader.loader.restore_skipped()
+    assert loader.epoch == 0
+    assert rows_of_pass(loader) == list(range(100, 200))
+    assert sorted([*left, *range(100, 200)]) == list(range(ROWS))
+    assert loader.epoch == 1
+    assert sorted(rows_of_pass(loader)) == list(range(ROWS))

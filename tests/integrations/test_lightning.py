@@ -284,9 +284,10 @@ def test_a_resume_saves_no_checkpoint_between_two_steps_of_the_optimizer(tmp_pat
 
 
 VALIDATING = """
+import warnings
 import lightning, torch
-from lightning.pytorch.callbacks import ModelCheckpoint
-from torch_dataloader_utils import StructuredDataset
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from torch_dataloader_utils import SkippedStepsWarning, StructuredDataset
 from torch_dataloader_utils.integrations.lightning import ResumableLoader
 
 class Model(lightning.LightningModule):
@@ -310,7 +311,19 @@ class Model(lightning.LightningModule):
     def on_before_optimizer_step(self, optimizer):
         self.done.append("s")
 
-def fit(batch_size, checkpoint=None, skipped=None, excluded=(), **options):
+class Skips(Callback):
+    def __init__(self, loader, late, restored):
+        self.loader, self.late, self.restored = loader, late, restored
+
+    def on_train_epoch_start(self, trainer, model):
+        if self.late and trainer.current_epoch == 0:
+            self.loader.skip_steps(*self.late)
+
+    def on_train_batch_end(self, trainer, model, outputs, batch, number):
+        if trainer.current_epoch == 0 and number == self.restored:
+            self.loader.restore_skipped()
+
+def fit(batch_size, checkpoint=None, skipped=None, excluded=(), late=None, restored=None, **options):
     loader, _ = StructuredDataset.create_dataloader("data", batch_size=batch_size, num_workers=0)
     if skipped:
         loader.skip_steps(*skipped)
@@ -320,7 +333,7 @@ def fit(batch_size, checkpoint=None, skipped=None, excluded=(), **options):
     model = Model()
     lightning.Trainer(
         max_epochs=2, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
-        num_sanity_val_steps=0, callbacks=[saves], **options,
+        num_sanity_val_steps=0, callbacks=[saves, Skips(loader, late, restored)], **options,
     ).fit(model, ResumableLoader(loader), held_out, ckpt_path=checkpoint)
     done = "".join(model.done)
     return done if options.get("accumulate_grad_batches") else done.replace("s", "")
@@ -335,6 +348,20 @@ done = fit(40, skipped=(2, 4))
 assert done == "t" * 10 + "v|" + "t" * 12 + "v|", done
 done = fit(40, skipped=(2, 4), val_check_interval=0.5)
 assert done == "tttttv" * 2 + "|" + "ttttttv" * 2 + "|", done
+done = fit(40, late=(2, 4))
+assert done == "t" * 10 + "v|" + "t" * 12 + "v|", done
+done = fit(40, "checkpoints/step=4.ckpt", skipped=(0, 2))  # which the checkpoint has behind it
+assert done == "t" * 8 + "v|" + "t" * 12 + "v|", done
+for skipped, late in (((2, 4), None), (None, (2, 4))):
+    for at in (0, 5, 8):  # before the last step that is not skipped
+        done = fit(40, skipped=skipped, late=late, restored=at)
+        assert done == ("t" * 12 + "v|") * 2, (at, done)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        done = fit(40, skipped=skipped, late=late, restored=9)
+    assert done == "t" * 10 + "v|" + "t" * 12 + "v|", done
+    [told] = [str(each.message) for each in found if each.category is SkippedStepsWarning]
+    assert "epoch 0 ended before its skipped steps were delivered again: Lightning had planned" in told, told
 
 for name, rows, left in (  # each has whole steps of the first epoch; the last step has 4 rows
     ("part-000.parquet", range(80), 10),

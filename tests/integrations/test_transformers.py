@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 import torch
+from jobs.forked import run_forked
 from jobs.ranks import run_ranks, running_ranks
 from support import batches_of, open_loader, skip_unless_installed, write_dataset
 
@@ -171,6 +172,69 @@ def test_epochs_that_are_too_short_for_a_step_are_warned_of(tmp_path: Path):
     lines = [line for path in tmp_path.glob("output-*.txt") for line in path.read_text().splitlines()]
     assert sum("made no step in it" in line for line in lines) == 1
     assert {batch["step"] for batch in training.batches("run-0")} == {0}
+
+
+RESTORING = """
+import warnings
+import torch
+from transformers import Trainer, TrainerCallback, TrainingArguments
+from torch_dataloader_utils import SkippedStepsWarning, StructuredDataset
+from torch_dataloader_utils.integrations.transformers import ResumableTrainerMixin
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.rows = torch.nn.Linear(1, 1), []
+
+    def forward(self, value):
+        self.rows.append(value.tolist())
+        return {"loss": self.layer(value.float().unsqueeze(1)).mean()}
+
+class ResumableTrainer(ResumableTrainerMixin, Trainer):
+    pass
+
+class Restores(TrainerCallback):
+    def __init__(self, loader, begin, at):
+        self.loader, self.begin, self.at = loader, begin, at
+
+    def on_train_begin(self, arguments, state, control, **others):
+        if self.begin:
+            self.loader.skip_steps(*self.begin)
+
+    def on_step_end(self, arguments, state, control, **others):
+        if state.global_step == self.at:
+            self.loader.restore_skipped()
+
+def batches(begin=None, at=None, resumes=None):
+    loader, _ = StructuredDataset.create_dataloader("data", columns=["value"], batch_size=50, num_workers=0)
+    model = Model()
+    arguments = TrainingArguments(
+        "checkpoints", num_train_epochs=2, save_steps=2, use_cpu=True, report_to=[], disable_tqdm=True
+    )
+    trainer = ResumableTrainer(
+        model=model, args=arguments, train_dataloader=loader, callbacks=[Restores(loader, begin, at)]
+    )
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        trainer.train(resumes)
+    told = [str(each.message) for each in found if each.category is SkippedStepsWarning]
+    return [rows[0] // 50 for rows in model.rows], told
+
+whole = list(range(9))
+assert batches() == (whole * 2, [])
+assert batches((4, 6), resumes="checkpoints/checkpoint-2") == ([2, 3, 6, 7, 8] + whole, [])
+done, told = batches((4, 6), at=3)
+assert done == [0, 1, 2, 3, 6, 7, 8] + whole, done
+[text] = told
+assert "epoch 0 ended before its skipped steps were delivered again: the Trainer had planned" in text, text
+"""
+"""Trainings that skip steps, and in one case ask for them too late."""
+
+
+def test_the_trainer_skips_what_its_begin_is_told_and_says_so_where_it_cannot_restore(tmp_path: Path, monkeypatch):
+    write_dataset(tmp_path / "data", FILES)
+    monkeypatch.chdir(tmp_path)
+    run_forked(RESTORING, tmp_path)
 
 
 def batches_of_loaders(training: Training, ranks: int, *, epochs: int, **options: Any) -> list[list[list[int]]]:

@@ -21,6 +21,7 @@ from torch_dataloader_utils.loader.epoch import EpochState
 from torch_dataloader_utils.loader.iteration import BatchIterator, Iteration
 from torch_dataloader_utils.loader.plain_loader import require_allocator
 from torch_dataloader_utils.loader.progress_bar import PassProgress
+from torch_dataloader_utils.loader.skip_requests import SkipRequests
 from torch_dataloader_utils.planning.assignment import Assignment
 from torch_dataloader_utils.planning.planner import Selection
 from torch_dataloader_utils.reading.batching import Batch, EmptyStep, StreamEnd, Transfer
@@ -101,6 +102,16 @@ class BatchDataset(IterableDataset[Any]):
         """Rows in a batch; None where a token budget decides how many these are."""
         options = self._stream.options
         return options.batch_size if options.batching is None else None
+
+    @property
+    def skip_requests(self) -> SkipRequests:
+        """What was requested of steps of the current epoch: to skip them, and to restore them."""
+        return self._epoch_state.skip_requests
+
+    @property
+    def leaves_restored(self) -> bool:
+        """Whether all steps of the epoch were made but skipped ones, which are to be restored."""
+        return self._epoch_state.leaves_restored
 
     def prepare_iteration(self) -> None:
         """End the newest iteration. From now on the state is that at which the next one begins."""

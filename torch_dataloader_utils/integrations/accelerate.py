@@ -77,7 +77,8 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]
         self.gradient_state = accelerator.gradient_state
         self._non_blocking = accelerator.non_blocking
         self._ends_together = ends_together
-        self._ended: int | None = None  # the epoch that was delivered last, if it was to its end
+        # The epoch that was delivered last, if it was to its end, and whether skipped steps were to be restored then.
+        self._ended: tuple[int, bool] | None = None
         self.reset()
 
     def _require_own_rank(self, accelerator: Accelerator) -> None:
@@ -114,8 +115,18 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]
     @property
     def epoch(self) -> int:
         """The epoch that the next pass delivers, or continues."""
-        epoch = self.dataset.epoch
-        return epoch + (epoch == self._ended)
+        return self.dataset.epoch + self._has_ended
+
+    @property
+    def _has_ended(self) -> bool:
+        """Whether the epoch was delivered to its end: it goes on if skipped steps were to be restored since then."""
+        if self._ended is None or self._ended[0] != self.dataset.epoch:
+            return False
+        return self._ended[1] or not self.loader.skip_requests.restores
+
+    def _note_end(self, *, is_last: bool) -> None:
+        """Note whether the epoch has ended, after a batch or a load."""
+        self._ended = (self.dataset.epoch, self.loader.skip_requests.restores) if is_last else None
 
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch: see `StructuredDataset.set_epoch`."""
@@ -141,9 +152,9 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]
                 batches = iter(self.loader)
             for batch, is_last in with_last(batches, agreed):
                 self.end_of_dataloader = is_last
-                self._ended = self.dataset.epoch if is_last else None
+                self._note_end(is_last=is_last)
                 yield batch if self.device is None else send_to_device(batch, self.device, self._non_blocking)
-            self._ended = self.dataset.epoch  # also where no batch was left
+            self._note_end(is_last=True)  # also where no batch was left
         finally:
             self.end()
 
@@ -151,7 +162,7 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]
         """Return the states of all ranks. All ranks call it together, as ``accelerator.save_state`` does."""
         is_alike = self.dataset.num_ranks == 1  # on all processes
         states = [self.loader.state_dict()] if is_alike else gather_states(self.loader)
-        return {"ranks": states, "step": self._accelerator.step, "ended": self._ended == self.dataset.epoch}
+        return {"ranks": states, "step": self._accelerator.step, "ended": self._has_ended}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the states of all ranks. All ranks call it together, as ``accelerator.load_state`` does."""
@@ -160,4 +171,4 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]
         self._accelerator.step = state_dict["step"]
         # Where ranks end together, some have batches left when the epoch has ended. Older states do not say that.
         ended = on_all_ranks(self.dataset.is_finished) or state_dict.get("ended", False)
-        self._ended = self.dataset.epoch if ended else None
+        self._note_end(is_last=ended)

@@ -24,6 +24,7 @@ from torch_dataloader_utils.distributed.steps import agreed_end
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
 from torch_dataloader_utils.loader.device import require_loader
 from torch_dataloader_utils.loader.iteration import BatchIterator
+from torch_dataloader_utils.loader.user_warnings import warn_of_unrestored_steps
 
 T = TypeVar("T")
 
@@ -87,6 +88,8 @@ class ResumableLoader:
         fit_loop = _calling_fit_loop()
         was_late = fit_loop is not None and _load_late(fit_loop)
         begins = epoch not in (self.dataset.epoch, self._finished)
+        if begins and self.loader.leaves_restored:
+            warn_of_unrestored_steps(self.dataset.epoch, "Lightning")
         if epoch != self._finished:  # the loaded state had ended that epoch, which would begin again
             self._finished = None
             self.loader.set_epoch(epoch)
@@ -98,26 +101,10 @@ class ResumableLoader:
             self._was_loaded = False
         if was_late or (begins and (fit_loop.is_resuming or epoch == 0)):
             iter(fit_loop._data_fetcher)  # noqa: SLF001 - Lightning does so only in later epochs
-        self._correct_length(fit_loop)
-
-    def _correct_length(self, fit_loop: _FitLoop) -> None:
-        """Tell Lightning this epoch's length: it keeps that of an epoch which no state was loaded for."""
-        trainer = fit_loop.trainer
-        combined, fetcher = fit_loop._combined_loader, fit_loop._data_fetcher  # noqa: SLF001
-        if fit_loop.max_batches == float("inf"):
-            return
-        limits = zip(combined.flattened, combined.limits, strict=True)
-        own = _limited(len(self), trainer.limit_train_batches)
-        combined.limits = [own if loader is self else limit for loader, limit in limits]
-        combined._iterator.limits = combined.limits  # noqa: SLF001 - it began with those before
-        fit_loop.max_batches = fetcher.length = len(combined)
-        is_of_epoch = not isinstance(trainer.val_check_interval, int) and trainer.check_val_every_n_epoch is not None
-        if is_of_epoch and trainer.val_check_batch is not None:  # None where it is a matter of time
-            trainer.val_check_batch = max(1, int(fit_loop.max_batches * trainer.val_check_interval))
-        if self.loader.loses_rows and isinstance(fetcher, _PrefetchDataFetcher):
+        fetcher = fit_loop._data_fetcher  # noqa: SLF001
+        looks_ahead = self.loader.loses_rows and isinstance(fetcher, _PrefetchDataFetcher)
+        if _correct_length(self.loader, fit_loop) and looks_ahead:
             _look_ahead(fetcher)
-            if is_of_epoch and trainer.val_check_batch == fit_loop.max_batches:
-                trainer.val_check_batch = float("inf")  # after the last batch, whichever it is
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of all ranks. All ranks call it together, as Lightning does for each checkpoint."""
@@ -168,7 +155,9 @@ class _Batches(Iterator[Any]):
     def __init__(self, loader: StructuredDataLoader, fetcher: _DataFetcher | None, fit_loop: _FitLoop | None) -> None:
         self._loader = loader
         self._fetcher = fetcher
+        self._fit_loop = fit_loop
         self._progress = None if fit_loop is None else fit_loop.epoch_loop.batch_progress.total
+        self._requests = loader.skip_requests
         self._batches: BatchIterator | None = None
         self._agreed = bool if fit_loop is None else agreed_end(loader)
         self._fetched = 0
@@ -178,6 +167,9 @@ class _Batches(Iterator[Any]):
         if self._batches is None:  # only now: Lightning also calls iter() to see whether it can
             self._batches = iter(self._loader)
         self._count(self._batches)
+        if self._requests is not self._loader.skip_requests and self._fit_loop is not None:
+            self._requests = self._loader.skip_requests
+            _correct_length(self._loader, self._fit_loop)
         if not self._agreed(self._batches.has_next(self._fetched)):
             raise StopIteration
         if not self._is_ahead:
@@ -207,6 +199,31 @@ class _Batches(Iterator[Any]):
         batch = next(batches)
         self._trained = -1 if self._progress is None else self._progress.processed
         return batch
+
+
+def _correct_length(loader: StructuredDataLoader, fit_loop: _FitLoop) -> bool:
+    """Tell Lightning this epoch's length: it keeps that of an epoch without a loaded state and without skipped steps.
+
+    Return whether the length is known.
+    """
+    trainer = fit_loop.trainer
+    combined, fetcher = fit_loop._combined_loader, fit_loop._data_fetcher  # noqa: SLF001
+    if fit_loop.max_batches == float("inf"):
+        return False
+    limits = zip(combined.flattened, combined.limits, strict=True)
+    own = _limited(len(loader), trainer.limit_train_batches)
+    combined.limits = [own if getattr(each, "loader", None) is loader else limit for each, limit in limits]
+    combined._iterator.limits = combined.limits  # noqa: SLF001 - it began with those before
+    fit_loop.max_batches = len(combined)
+    if fetcher.length is not None:  # else it looks ahead
+        fetcher.length = fit_loop.max_batches
+    is_of_epoch = not isinstance(trainer.val_check_interval, int) and trainer.check_val_every_n_epoch is not None
+    if is_of_epoch and trainer.val_check_batch is not None:  # None where it is a matter of time
+        trainer.val_check_batch = max(1, int(fit_loop.max_batches * trainer.val_check_interval))
+        looks_ahead = loader.loses_rows and isinstance(fetcher, _PrefetchDataFetcher)
+        if looks_ahead and trainer.val_check_batch == fit_loop.max_batches:
+            trainer.val_check_batch = float("inf")  # after the last batch, whichever it is
+    return True
 
 
 def _limited(batches: int, limit: int | float) -> int:  # noqa: PYI041 - 1 is a batch, and 1.0 all of them

@@ -24,6 +24,7 @@ from torch_dataloader_utils.distributed.steps import agreed_end
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
 from torch_dataloader_utils.loader.device import require_loader
 from torch_dataloader_utils.loader.iteration import BatchIterator
+from torch_dataloader_utils.loader.user_warnings import warn_of_unrestored_steps
 from torch_dataloader_utils.storage.atomic_write import write_atomically
 
 STATES_NAME = "loader.pt"
@@ -161,6 +162,8 @@ class ResumableTrainerMixin(Trainer):  # type: ignore[misc]
         before = self.state.global_step
         super()._run_epoch(epoch=epoch, num_update_steps_per_epoch=num_update_steps_per_epoch, **kwargs)
         self._count_steps()
+        if self.train_dataloader.leaves_restored:
+            warn_of_unrestored_steps(epoch, "the Trainer")
         if 0 < self._batches.fetched < self._accumulated and self.state.global_step == before and passed == 0:
             msg = f"an epoch ended before the {self._accumulated} batches of a step (gradient_accumulation_steps) were "
             msg += "there, so the optimizer made no step in it; if all epochs are that short, the training never ends: "

@@ -20,6 +20,7 @@ from torch_dataloader_utils.loader.arguments import refuse_torch_options, requir
 from torch_dataloader_utils.loader.contents import read_here
 from torch_dataloader_utils.loader.iteration import BatchIterator, Iteration
 from torch_dataloader_utils.loader.progress_bar import PassProgress
+from torch_dataloader_utils.loader.skip_requests import SkipRequests
 from torch_dataloader_utils.loader.user_warnings import warn_of_slow_transport
 from torch_dataloader_utils.planning.assignment import Assignment
 from torch_dataloader_utils.reading.batching import Batch, Batches, EmptyStep, StreamEnd, Transfer
@@ -58,6 +59,10 @@ class _Dataset(Protocol):
     def process_group(self) -> Any: ...
     @property
     def loses_rows(self) -> bool: ...
+    @property
+    def skip_requests(self) -> SkipRequests: ...
+    @property
+    def leaves_restored(self) -> bool: ...
     def begin_iteration(self) -> Iteration: ...
     def prepare_iteration(self) -> None: ...
     def batches(
@@ -174,6 +179,16 @@ class StructuredDataLoader(DataLoader[Any]):
     def loses_rows(self) -> bool:
         """Whether a step of the current epoch may have no row left: see `StructuredDataset.loses_rows`."""
         return self._dataset.loses_rows
+
+    @property
+    def skip_requests(self) -> SkipRequests:
+        """What was requested of steps of the current epoch: to skip them, and to restore them."""
+        return self._dataset.skip_requests
+
+    @property
+    def leaves_restored(self) -> bool:
+        """Whether all steps of the epoch were made but skipped ones, which are to be restored."""
+        return self._dataset.leaves_restored
 
     def progress(self, uneven: Literal["drop", "pad"] | None = None) -> PassProgress:
         """Return what a progress bar over the batches of a pass needs: ``tqdm(loader, **loader.progress())``.

@@ -39,6 +39,7 @@ from torch_dataloader_utils.loader.skip_requests import SkipRequests, require_st
 from torch_dataloader_utils.loader.user_warnings import (
     LOG,
     log_uneven_rows,
+    warn_of_forgotten_skips,
     warn_of_uneven_ranks,
     warn_of_unknown_lengths,
 )
@@ -118,6 +119,17 @@ class EpochState:
         progress = self.owner.progress
         progress = self._fresh() if progress is None else self._skipping(progress)
         return self._plans.removing(progress, self.epoch)
+
+    @property
+    def skip_requests(self) -> SkipRequests:
+        """The steps of the epoch that are to be skipped, and whether they are restored."""
+        return self._skips
+
+    @property
+    def leaves_restored(self) -> bool:
+        """Whether all steps were made but skipped ones, which are to be restored."""
+        progress = self.progress
+        return progress.restores and bool(progress.rows_left) and not progress._replace(restores=False).rows_left
 
     def run(self, epoch: int) -> Run:
         """Return what a state of an epoch is compared with."""
@@ -347,6 +359,7 @@ class EpochState:
         else:
             loaded = load_strictly(saved, self._plans, adopts_num_workers=self._adopts_num_workers)
         epoch, progress = saved[0].epoch, loaded.progress
+        warn_of_forgotten_skips(self._skips.forgotten(progress, saved))
         self._plans = loaded.plans
         self._skips = SkipRequests(progress.skip_requests, restores=progress.restores)
         self.owner.take_over("load_state_dict", epoch, progress)

@@ -37,6 +37,16 @@ class SkipRequests:
         """Return the same with more steps to skip."""
         return replace(self, steps=merged([*self.steps, (start, stop)]))
 
+    def forgotten(self, loaded: Progress, saved: Iterable[SavedState]) -> Windows:
+        """Return the ranges of steps that are to come after a load, and that neither it nor the loaded states skip."""
+        of_states = [steps for state in saved if state.skips is not None for steps in state.skips.steps]
+        known = merged([*loaded.skip_requests, *of_states])
+        return tuple(
+            (start, stop)
+            for start, stop in self.steps
+            if stop > loaded.batches_delivered and not any(first <= start and stop <= end for first, end in known)
+        )
+
     def are_of(self, progress: Progress) -> bool:
         """Whether a progress has these requests."""
         return (self.steps, self.restores) == (progress.skip_requests, progress.restores)

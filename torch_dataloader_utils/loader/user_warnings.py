@@ -14,11 +14,13 @@ from torch_dataloader_utils.checkpoint.saved_state import SavedState
 from torch_dataloader_utils.errors import (
     ChangedFilesWarning,
     LostRowsWarning,
+    SkippedStepsWarning,
     SlowTransportWarning,
     SmallWeightWarning,
     UnevenRanksWarning,
     warn_user,
 )
+from torch_dataloader_utils.planning.row_ranges import Windows
 
 LOG = logging.getLogger("torch_dataloader_utils")
 
@@ -65,6 +67,22 @@ def warn_of_slow_transport() -> None:
     """Warn, once in a process, that workers cannot send batches in shared memory."""
     msg = "the system has or grants no anonymous shared memory (memfd_create): worker processes send batches through "
     warn_user(msg + "a pipe, which is slower; num_workers=0 sends nothing", SlowTransportWarning)
+
+
+def warn_of_forgotten_skips(steps: Windows) -> None:
+    """Warn of steps that were to be skipped, and are not after a load."""
+    if steps:
+        named = ", ".join(f"{start} to {stop - 1}" for start, stop in steps)
+        msg = f"load_state_dict: steps {named} were to be skipped, and the loaded state does not skip them: call "
+        warn_user(f"{msg}skip_steps after load_state_dict", SkippedStepsWarning)
+
+
+def warn_of_unrestored_steps(epoch: int, framework: str) -> None:
+    """Warn that a framework goes on before the skipped steps of an epoch are restored."""
+    msg = (
+        f"restore_skipped: epoch {epoch} ended before its skipped steps were delivered again: {framework} had planned "
+    )
+    warn_user(f"{msg}the epoch's length without them", SkippedStepsWarning)
 
 
 def warn_of_touched_files(saved: SavedState, run: Run) -> None:
