@@ -25,7 +25,7 @@ from conftest import ACCESS_KEY, SECRET_KEY
 from jobs.processes import inherited, processes_with, wait_until_none
 from terminals import Terminal
 
-from torch_dataloader_utils import MixedDataset, Source, StructuredDataset, UnevenRanksWarning
+from torch_dataloader_utils import MixedDataset, Packing, Source, StructuredDataset, UnevenRanksWarning
 from torch_dataloader_utils.cli.parser import COMMANDS, command_module, make_parser
 from torch_dataloader_utils.errors import UnreadableFileError
 
@@ -163,7 +163,11 @@ def test_plan_and_mixing_write_where_the_data_is(tdu, place):
             assert ET.parse(file).getroot().tag == "{http://www.w3.org/2000/svg}svg"  # noqa: S314 - our own
 
 
-@pytest.mark.parametrize("command", [("plan", ""), ("verify", "after-7", "")], ids=["plan", "verify"])
+@pytest.mark.parametrize(
+    "command",
+    [("plan", ""), ("verify", "after-7", ""), ("verify", ""), ("diff", "after-7", "")],
+    ids=["plan", "verify data", "verify", "diff"],
+)
 def test_an_empty_path_is_not_the_working_directory(tdu, made, monkeypatch, command):
     monkeypatch.chdir(made)
     assert "path is empty" in tdu.fails(*command)
@@ -246,6 +250,76 @@ def test_diff_tells_progress_from_settings_and_files(tdu, place, made, tmp_path)
     assert "shuffle_seed" in done.out
     assert "part-0.parquet" in done.out
     assert "removed" in done.out
+
+
+def save_mixture(path: Path, data: Path, epoch: int = 0, **options: Any) -> Path:
+    """Save a state of a mixture of two sources after a batch."""
+    shares = {"weights": {"a": 0.5, "b": 0.5}, "rows_per_epoch": 1_000}
+    sources = {name: Source(str(data / name)) for name in "ab"}
+    loader, _ = MixedDataset.create_dataloader(sources, **{**shares, "batch_size": 50, "num_workers": 0, **options})
+    loader.set_epoch(epoch)
+    next(iter(loader))
+    path.write_text(json.dumps(loader.state_dict()))
+    return path
+
+
+def test_diff_compares_the_sources_and_the_weights_of_mixtures(tdu, tmp_path):
+    for name in "ab":
+        write_files(tmp_path / name)
+    first = save_mixture(tmp_path / "first.json", tmp_path)
+    later = tdu("diff", first, save_mixture(tmp_path / "later.json", tmp_path, epoch=3), "--json")
+    assert (later.code, later.value["settings"], later.value["files"], later.value["notes"]) == (0, [], [], [])
+    assert {change["name"] for change in later.value["progress"]} == {"epoch", "rows delivered"}
+    for name, options, expected in (
+        ("weights", {"weights": {"a": 0.7, "b": 0.3}}, "from row 0: a 7/10, b 3/10"),
+        ("weights", {"weights": [(0, {"a": 1, "b": 1}), (300, {"a": 0, "b": 1})]}, "from row 300: a 0, b 1"),
+        ("rows_per_epoch", {"rows_per_epoch": 500}, "500"),
+    ):
+        other = save_mixture(tmp_path / "other.json", tmp_path, **options)
+        found = tdu("diff", first, other, "--json")
+        assert (found.code, found.value["files"], found.value["notes"]) == (1, [], [])
+        [change] = found.value["settings"]
+        assert change["name"] == name
+        assert expected in str(change["second"])
+    pq.write_table(pa.table({"id": [1], "x": [0.0]}), tmp_path / "b" / "part-3.parquet")
+    found = tdu("diff", first, save_mixture(tmp_path / "other.json", tmp_path), "--json")
+    assert found.code == 1
+    assert [(file["path"], file["change"]) for file in found.value["files"]] == [("b: part-3.parquet", "rewritten")]
+    assert found.value["settings"] == []
+
+
+def test_diff_shows_excluded_rows_and_skipped_steps(tdu, made, tmp_path):
+    def saved(name: str, **calls: Any) -> Path:
+        loader = loader_of(made / "data", 0)
+        next(iter(loader))
+        for call, arguments in calls.items():
+            getattr(loader, call)(*arguments)
+        path = tmp_path / f"{name}.json"
+        path.write_text(json.dumps(loader.state_dict()))
+        return path
+
+    first = saved("first")
+    assert tdu("diff", first, saved("second")).code == 0
+    for calls, expected in (
+        ({"exclude": ([("part-1.parquet", 5)],)}, {"exclude": "rows 1205 from epoch 0 on"}),
+        ({"skip_steps": (5, 9)}, {"skip_steps": "5 to 8"}),
+        ({"skip_steps": (5, 6), "restore_skipped": ()}, {"skip_steps": "5", "restore_skipped": True}),
+    ):
+        found = tdu("diff", first, saved("second", **calls), "--json")
+        assert found.code == 1
+        assert {change["name"]: change["second"] for change in found.value["settings"]} == expected
+
+
+def test_of_a_packed_run_no_step_is_known(tdu, tmp_path):
+    tokens = [list(range(length)) for length in range(1, 30)]
+    pq.write_table(pa.table({"tokens": tokens}), tmp_path / "documents.parquet")
+    loader, _ = StructuredDataset.create_dataloader(
+        str(tmp_path / "documents.parquet"), packing=Packing("tokens", length=16, separator=0), num_workers=0
+    )
+    (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
+    for command in (("rows", "0"), ("step", "documents.parquet", "0")):
+        error = tdu.fails(command[0], tmp_path / "state.json", *command[1:])
+        assert "was saved with packing: only reading tells of which rows its sequences are made" in error
 
 
 def test_diff_compares_manifests(tdu, made, tmp_path):

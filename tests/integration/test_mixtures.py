@@ -16,7 +16,8 @@ import pytest
 from pairwise import pairwise
 from stops import each_stop
 
-from torch_dataloader_utils import CheckpointMismatchError, MixedDataset, SmallWeightWarning, Source
+from torch_dataloader_utils import CheckpointMismatchError, MixedDataset, RankMismatchError, SmallWeightWarning, Source
+from torch_dataloader_utils.distributed import own_state
 
 ROWS = {"web": 400, "code": 180, "math": 74}
 WEIGHTS = {"web": 0.7, "code": 0.2, "math": 0.1}
@@ -155,6 +156,23 @@ def test_a_strict_load_names_what_differs(root, changes, message):
     with pytest.raises(CheckpointMismatchError, match=message):
         other.load_state_dict(loader.state_dict())
     assert len(list(other)) == len(other)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"weights": {"web": 0.6, "code": 0.3, "math": 0.1}}, "weights={.*} and {.*'web': '3/5'}$"),
+        ({"weights": {"web": 0.1, "code": 0.3, "math": 0.6}}, "weights={.*} and {.*'web': '1/10'}$"),
+        ({"weights": [(0, WEIGHTS), (100, {**WEIGHTS, "web": 0})]}, r"schedule=\[\] and \[\["),
+        ({"rows_per_epoch": 400}, "rows_per_epoch=300 and 400"),
+    ],
+    ids=["weights", "weights of other passes", "schedule", "rows"],
+)
+def test_ranks_of_other_mixtures_are_told_what_differs(root, changes, message):
+    options = [{}, changes]
+    states = [open_mixture(root, num_ranks=2, rank=rank, **options[rank])[0].state_dict() for rank in range(2)]
+    with pytest.raises(RankMismatchError, match=rf"Rank 0 and rank 1 have {message}"):
+        own_state(states, rank=0)
 
 
 def test_a_strict_load_names_the_source_whose_files_differ(root, tmp_path):

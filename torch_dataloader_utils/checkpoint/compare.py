@@ -86,7 +86,7 @@ def _compare_weights(saved: SavedMixture, run: MixtureRun) -> Iterator[Differenc
     """Yield how the weights differ: those of the sources in force, or the whole schedule if they change by one."""
     if saved.schedule is not None and (saved.schedule or run.schedule):
         if saved.schedule != run.schedule:
-            yield Difference("weights", _weights(saved), _weights(run))
+            yield Difference("weights", weights_of(saved), weights_of(run))
         return
     now = {source.name: source.weight for source in run.sources}
     for source in saved.sources:
@@ -94,7 +94,7 @@ def _compare_weights(saved: SavedMixture, run: MixtureRun) -> Iterator[Differenc
             yield Difference(f"weights[{source.name!r}]", str(source.weight), str(now[source.name]))
 
 
-def _weights(mixture: SavedMixture | MixtureRun) -> str:
+def weights_of(mixture: SavedMixture | MixtureRun) -> str:
     """Return the weights of a mixture as a message shows them: those of each source, or the schedule."""
     names = [source.name for source in mixture.sources]
     sections = mixture.schedule or ((0, tuple(source.weight for source in mixture.sources)),)

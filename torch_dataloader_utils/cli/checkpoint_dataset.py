@@ -147,6 +147,11 @@ def _parameters(saved: SavedState, arguments: argparse.Namespace) -> dict[str, A
     if settings["split_strategy"] is not None:
         msg = f"{arguments.checkpoint} was saved with split_strategy {shown(settings['split_strategy'])}, which is "
         raise ValueError(msg + "code: ask in Python, with dataset.rows_at or dataset.step_of")
+    if settings["unit"] == "sequences":
+        msg = (
+            f"{arguments.checkpoint} was saved with packing: only reading tells of which rows its sequences are made; "
+        )
+        raise ValueError(f"{msg}tdu verify and tdu diff read it")
     if settings["transform_id"] is not None:
         msg = f"{arguments.checkpoint} was saved with a transform: of which rows of files a step is made is not known"
         raise ValueError(msg)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from torch_dataloader_utils.checkpoint.audit import Audit, audit_states
+from torch_dataloader_utils.checkpoint.compare import weights_of
 from torch_dataloader_utils.checkpoint.file_changes import how_changed
 from torch_dataloader_utils.checkpoint.parse import parse_states
-from torch_dataloader_utils.checkpoint.saved_state import SavedFile, SavedState
+from torch_dataloader_utils.checkpoint.saved_exclusions import SavedExclusions
+from torch_dataloader_utils.checkpoint.saved_state import SavedFile, SavedMixture, SavedSource, SavedState
 from torch_dataloader_utils.cli.options import TIMEOUT_SEC
 from torch_dataloader_utils.dataset.manifest_file import MAGIC, parse_manifest
 from torch_dataloader_utils.distributed.read_states import read_states
@@ -22,6 +26,9 @@ from torch_dataloader_utils.storage.stored_file import StoredFile
 
 DIGESTS = ("filters", "filter_binding", "format_options")
 """Settings that states record as digests."""
+
+OF_SOURCE = " of source "
+"""What the name of a source's setting has before the name of the source."""
 
 OF_A_RANK = ("rank", "rows")
 """Settings that are no difference: which rank saved a state, and the number of rows, which follows from the files."""
@@ -127,13 +134,87 @@ def _how_rewritten(before: StoredFile, after: StoredFile, has_same_footer: bool)
 
 def _of_states(before: Sequence[SavedState], after: Sequence[SavedState]) -> Differences:
     first, second = before[0], after[0]
-    files: tuple[FileChange, ...] = ()
-    notes = []
+    settings = [*_settings(first, second), *_requests(first, second)]
+    if first.mixture is not None and second.mixture is not None:
+        settings += _settings_of_mixtures(first.mixture, second.mixture)
+        files, notes = _files_of_mixtures(first.mixture, second.mixture)
+    else:
+        files, notes = _files(first, second, "the files")
+    return Differences("states", tuple(settings), tuple(files), tuple(_progress(before, after)), tuple(notes))
+
+
+def _files(
+    first: SavedState | SavedSource, second: SavedState | SavedSource, named: str
+) -> tuple[list[FileChange], list[str]]:
+    """Return the files that differ, and what could not be compared."""
     if first.files is not None and second.files is not None:
-        files = tuple(_files_of_states(first.files, second.files))
-    elif first.fingerprint != second.fingerprint:
-        notes.append("the files differ (fingerprints); which ones is not known: states list at most 10,000 files")
-    return Differences("states", tuple(_settings(first, second)), files, tuple(_progress(before, after)), tuple(notes))
+        return list(_files_of_states(first.files, second.files)), []
+    if first.fingerprint == second.fingerprint:
+        return [], []
+    return [], [f"{named} differ (fingerprints); which ones is not known: states list at most 10,000 files"]
+
+
+def _requests(first: SavedState, second: SavedState) -> Iterator[Change]:
+    """Yield how what was asked for differs once a loader was made: rows to exclude, and steps to skip."""
+    pairs = {
+        "exclude": (_excluded(first.excluded), _excluded(second.excluded)),
+        "skip_steps": (_skipped(first), _skipped(second)),
+        "restore_skipped": tuple(state.skips is not None and state.skips.restores for state in (first, second)),
+    }
+    for name, (one, other) in pairs.items():
+        if one != other:
+            yield Change(name, one, other)
+
+
+def _excluded(excluded: SavedExclusions) -> str | None:
+    """Return what is excluded: rows by their numbers among all rows, and expressions, each with its first epoch."""
+    parts = [
+        f"rows {_ranges(np.frombuffer(numbers, '<i8').reshape(-1, 2).tolist())} from epoch {epoch} on"
+        for epoch, numbers in excluded.rows
+    ]
+    parts += [f"{expression.text} from epoch {expression.epoch} on" for expression in excluded.expressions]
+    return "; ".join(parts) or None
+
+
+def _skipped(state: SavedState) -> str | None:
+    return None if state.skips is None else _ranges(state.skips.steps) or None
+
+
+def _ranges(windows: Iterable[Sequence[int]]) -> str:
+    """Return ranges in words, given where each begins and where it has ended."""
+    return ", ".join(str(start) if stop == start + 1 else f"{start} to {stop - 1}" for start, stop in windows)
+
+
+def _settings_of_mixtures(first: SavedMixture, second: SavedMixture) -> Iterator[Change]:
+    names = [[source.name for source in mixture.sources] for mixture in (first, second)]
+    pairs: dict[str, tuple[Any, Any]] = {
+        "sources": (names[0], names[1]),
+        "weights": (weights_of(first), weights_of(second)),
+        "rows_per_epoch": (first.rows_per_epoch, second.rows_per_epoch),
+    }
+    for before, after in _both(first, second):
+        settings = {name: (value, after.settings[name]) for name, value in before.settings.items() if name != "rows"}
+        settings["path"] = before.root, after.root
+        pairs |= {f"{name}{OF_SOURCE}{before.name!r}": values for name, values in settings.items()}
+    for name, (one, other) in pairs.items():
+        if one != other:
+            yield Change(name, one, other)
+
+
+def _files_of_mixtures(first: SavedMixture, second: SavedMixture) -> tuple[list[FileChange], list[str]]:
+    """Return the files that differ, each with its source before its path, and what could not be compared."""
+    files, notes = list[FileChange](), list[str]()
+    for before, after in _both(first, second):
+        changed, missing = _files(before, after, f"the files of source {before.name!r}")
+        files += [replace(change, path=f"{before.name}: {change.path}") for change in changed]
+        notes += missing
+    return files, notes
+
+
+def _both(first: SavedMixture, second: SavedMixture) -> Iterator[tuple[SavedSource, SavedSource]]:
+    """Yield each source that both mixtures have."""
+    others = {source.name: source for source in second.sources}
+    return ((source, others[source.name]) for source in first.sources if source.name in others)
 
 
 def _settings(first: SavedState, second: SavedState) -> Iterator[Change]:
@@ -197,7 +278,7 @@ def _delivered(found: Audit) -> int:
 
 def in_words(change: Change) -> tuple[str, str]:
     """Return both values of a setting as text."""
-    if change.name in DIGESTS:
+    if change.name.partition(OF_SOURCE)[0] in DIGESTS:
         return tuple("none" if value is None else f"digest {value}" for value in (change.first, change.second))  # type: ignore[return-value]
     first, second = (_shown(value) for value in (change.first, change.second))
     return first, second

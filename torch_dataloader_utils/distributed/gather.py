@@ -336,6 +336,20 @@ def _differences(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[str
         name: name.strip("_") for name in ("epoch", "num_ranks", "_num_workers", "_shuffle_seed", "plan_algorithm")
     }
     pairs = [(shown_as, first.get(name), other.get(name)) for name, shown_as in names.items()]
+    mixtures = [_of_mixture(state.get("mixture")) for state in (first, other)]
+    pairs += [(name, value, mixtures[1].get(name)) for name, value in mixtures[0].items()]
     plans = [state["plan"] if isinstance(state.get("plan"), Mapping) else {} for state in (first, other)]
-    pairs += [(str(name), value, plans[1].get(name)) for name, value in plans[0].items() if name != "root"]
+    shown_before = ("root", "fingerprint", "files", "rows") if all(mixtures) else ("root",)
+    pairs += [(str(name), value, plans[1].get(name)) for name, value in plans[0].items() if name not in shown_before]
     return [f"{name}={shown(one)} and {shown(two)}" for name, one, two in pairs if shown(one) != shown(two)]
+
+
+def _of_mixture(mixture: Any) -> dict[str, Any]:
+    """Return what a state says of a mixture's sources, and of how many rows of each an epoch takes."""
+    if not isinstance(mixture, Mapping):
+        return {}
+    own: dict[str, Any] = {name: mixture.get(name) for name in ("schedule", "rows_per_epoch")}
+    sources = [source for source in mixture.get("sources", ()) if isinstance(source, Mapping)]
+    for shown_as, name in (("weights", "weight"), ("fingerprints of sources", "fingerprint")):
+        own[shown_as] = {str(source.get("name")): source.get(name) for source in sources}
+    return own

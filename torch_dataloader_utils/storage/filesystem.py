@@ -90,8 +90,10 @@ class Storage:
                 `end_opening` of this process, and then this one reads with s3fs.
 
         Raises:
-            ValueError: If they are on several storages.
+            ValueError: If they are on several storages, or one is empty.
         """
+        if "" in urls:  # which file systems take for the working directory
+            raise ValueError("a path is empty: name a file or directory, such as '.' for the working directory")
         options = options or {}
         redactor = Redactor(options, urls)
         obstore = None if client == "s3fs" else obstore_of(urls, options, timeout_sec, client)

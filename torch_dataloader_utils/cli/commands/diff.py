@@ -70,8 +70,8 @@ def _table(title: str, changes: tuple[Change, ...]) -> Table:
 def _verdict(found: Differences) -> Line:
     if found.settings or found.files or found.notes:
         parts = [plural(len(found.settings), "setting")] if found.settings else []
-        parts += [plural(len(found.files), "file")] if found.files or not parts else []
-        return Line(f"The {found.kind} differ: {' and '.join(parts)}.", "bad")
+        parts += [plural(len(found.files), "file")] if found.files else []
+        return Line(f"The {found.kind} differ: {' and '.join(parts) or 'see the notes'}.", "bad")
     if found.progress:
         return Line("Settings and files are the same; only the progress differs.", "good")
     return Line(f"The {found.kind} say the same.", "good")
