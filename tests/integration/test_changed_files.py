@@ -124,7 +124,7 @@ def test_a_file_that_is_only_touched_is_read_on(changing):
 
 CUT_IN_MIDAIR = """
 import os, sys
-import torch_dataloader_utils.reading.decoder as decoder
+import torch_dataloader_utils.reading.row_groups.decoder as decoder
 from torch_dataloader_utils import StructuredDataset, UnreadableFileError
 
 path, memory_map = sys.argv[1], sys.argv[2] == "mapped"

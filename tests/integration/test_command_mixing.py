@@ -13,7 +13,7 @@ from conftest import ACCESS_KEY, SECRET_KEY
 
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils.cli.mixing import MixingOptions, Order, mixing
-from torch_dataloader_utils.reading.decoder import Decoder
+from torch_dataloader_utils.reading.row_groups.decoder import Decoder
 
 ROWS, LABELS, FILES = 24_000, 8, 6
 

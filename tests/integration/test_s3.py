@@ -35,9 +35,9 @@ from support import all_rows_of, batches_of, open_loader, rows_of, write_dataset
 
 from torch_dataloader_utils import ChangedFilesWarning, CheckpointMismatchError, UnreadableFileError
 from torch_dataloader_utils.distributed import load_rank_state, save_rank_state
-from torch_dataloader_utils.reading.fetcher import FETCHES, LARGEST_GAP
-from torch_dataloader_utils.reading.file_row_group import FileRowGroup
-from torch_dataloader_utils.reading.row_groups import RowGroupReader
+from torch_dataloader_utils.reading.row_groups.fetcher import FETCHES, LARGEST_GAP
+from torch_dataloader_utils.reading.row_groups.file_row_group import FileRowGroup
+from torch_dataloader_utils.reading.row_groups.reader import RowGroupReader
 from torch_dataloader_utils.storage import attempts, obstore_s3, range_stream, request_size
 from torch_dataloader_utils.storage.plain_http import HttpRange
 from torch_dataloader_utils.workers import message_size

@@ -15,7 +15,7 @@ from support import open_loader, rows_of, write_dataset
 from torch_dataloader_utils.reading.batching import Batches
 from torch_dataloader_utils.reading.memory_budget import MemoryBudget
 from torch_dataloader_utils.reading.permuting import Permuter
-from torch_dataloader_utils.reading.row_groups import RowGroupReader
+from torch_dataloader_utils.reading.row_groups.reader import RowGroupReader
 from torch_dataloader_utils.workers import producer
 
 GROUPS = 12

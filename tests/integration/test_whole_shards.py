@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from torch_dataloader_utils import StructuredDataset
-from torch_dataloader_utils.reading.row_groups import RowGroupReader
+from torch_dataloader_utils.reading.row_groups.reader import RowGroupReader
 
 GROUP, GROUPS = 1000, 16
 SIDE_BY_SIDE = 8

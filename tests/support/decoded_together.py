@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from torch_dataloader_utils.reading.decoder import DecodedTables, Decoder
+from torch_dataloader_utils.reading.row_groups.decoder import DecodedTables, Decoder
 
 Calls = list[list[tuple[str, list[int]]]]
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support import edited, manifests, plan_options, row_ids
 
 from torch_dataloader_utils.checkpoint.dump import dump_state
-from torch_dataloader_utils.checkpoint.parse import parse_state
+from torch_dataloader_utils.checkpoint.parse.states import parse_state
 from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.checkpoint.restore import check_states, place_states
 from torch_dataloader_utils.checkpoint.run import Run

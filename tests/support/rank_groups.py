@@ -10,8 +10,8 @@ from deliveries import Delivery, stopped, through_json
 from hypothesis import strategies as st
 from support import manifests, plan_options
 
-from torch_dataloader_utils.checkpoint.merge import merge_states
-from torch_dataloader_utils.checkpoint.parse import parse_state
+from torch_dataloader_utils.checkpoint.merge.states import merge_states
+from torch_dataloader_utils.checkpoint.parse.states import parse_state
 from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.planning.manifest import Manifest
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, PlanOptions

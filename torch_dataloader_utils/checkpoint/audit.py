@@ -16,7 +16,7 @@ import numpy as np
 
 from torch_dataloader_utils.checkpoint.compare import MOST_RANKS, file_lines, require_alike, shorten
 from torch_dataloader_utils.checkpoint.file_changes import NOT_COMPARED, compare_manifests, how_changed, touched_in
-from torch_dataloader_utils.checkpoint.merge import ALIKE
+from torch_dataloader_utils.checkpoint.merge.states import ALIKE
 from torch_dataloader_utils.checkpoint.mixture_run import MixtureRun
 from torch_dataloader_utils.checkpoint.removed_rows import RowsWithin, passed_in, saved_removed
 from torch_dataloader_utils.checkpoint.row_counts import Axis, Integers, RowCounts, count_rows, ends_in, rows_recorded

@@ -14,7 +14,7 @@ from torch_dataloader_utils.checkpoint.checksum import checksum_of
 from torch_dataloader_utils.checkpoint.dump import dump_state
 from torch_dataloader_utils.checkpoint.epoch_record import EpochRecord
 from torch_dataloader_utils.checkpoint.json_value import JsonValue
-from torch_dataloader_utils.checkpoint.parse import parse_state
+from torch_dataloader_utils.checkpoint.parse.states import parse_state
 from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.checkpoint.saved_state import SavedState

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from torch_dataloader_utils.checkpoint.parse import parse_states
+from torch_dataloader_utils.checkpoint.parse.states import parse_states
 from torch_dataloader_utils.checkpoint.saved_state import SavedState
 from torch_dataloader_utils.cli.options import TIMEOUT_SEC, storage_options
 from torch_dataloader_utils.dataset.structured import StructuredDataset

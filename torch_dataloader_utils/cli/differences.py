@@ -11,7 +11,7 @@ import numpy as np
 from torch_dataloader_utils.checkpoint.audit import Audit, audit_states
 from torch_dataloader_utils.checkpoint.compare import weights_of
 from torch_dataloader_utils.checkpoint.file_changes import how_changed
-from torch_dataloader_utils.checkpoint.parse import parse_states
+from torch_dataloader_utils.checkpoint.parse.states import parse_states
 from torch_dataloader_utils.checkpoint.saved_exclusions import SavedExclusions
 from torch_dataloader_utils.checkpoint.saved_state import SavedFile, SavedMixture, SavedSource, SavedState
 from torch_dataloader_utils.cli.options import TIMEOUT_SEC

@@ -20,7 +20,7 @@ from torch_dataloader_utils.dataset.kept_rows import read_row_groups
 from torch_dataloader_utils.errors import ColumnError
 from torch_dataloader_utils.formats.opened_files import OpenedFiles
 from torch_dataloader_utils.planning.token_counts import Lengths, TokenCounts, needs_lengths
-from torch_dataloader_utils.reading.file_row_group import FileRowGroup
+from torch_dataloader_utils.reading.row_groups.file_row_group import FileRowGroup
 
 MOST_TOKENS = np.iinfo(np.int32).max
 

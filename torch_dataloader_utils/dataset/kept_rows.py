@@ -12,8 +12,8 @@ import pyarrow as pa
 from torch_dataloader_utils.formats.opened_files import OpenedFiles
 from torch_dataloader_utils.formats.read_cache import ReadCache
 from torch_dataloader_utils.planning.manifest import RowGroup
-from torch_dataloader_utils.reading.file_row_group import FileRowGroup
-from torch_dataloader_utils.reading.row_groups import RowGroupReader
+from torch_dataloader_utils.reading.row_groups.file_row_group import FileRowGroup
+from torch_dataloader_utils.reading.row_groups.reader import RowGroupReader
 
 MOST_WHOLE = 2
 """Row groups that are in memory at once where all of their columns are read."""

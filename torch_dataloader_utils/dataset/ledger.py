@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from torch_dataloader_utils.checkpoint.parse import MOST_EPOCHS
+from torch_dataloader_utils.checkpoint.parse.states import MOST_EPOCHS
 from torch_dataloader_utils.dataset.base import BatchDataset
 from torch_dataloader_utils.dataset.discovery import with_filters
 from torch_dataloader_utils.formats.opened_files import Opened, OpenedFiles

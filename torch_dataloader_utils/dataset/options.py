@@ -41,7 +41,7 @@ from torch_dataloader_utils.planning.plan import UNEVEN_RANKS, PlanOptions
 from torch_dataloader_utils.planning.strategy import SplitStrategy, require_strategy
 from torch_dataloader_utils.planning.token_budget import TokenBudget
 from torch_dataloader_utils.planning.topology import Topology, arrange
-from torch_dataloader_utils.reading.row_selection import MARKS_COLUMN
+from torch_dataloader_utils.reading.row_groups.selection import MARKS_COLUMN
 from torch_dataloader_utils.reading.scan import ReadOptions
 from torch_dataloader_utils.workers.cpus import default_num_workers
 

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import pyarrow as pa
 from torch.utils.data import get_worker_info
 
-from torch_dataloader_utils.checkpoint.merge import ON_CHANGED_FILES
-from torch_dataloader_utils.checkpoint.parse import MOST_EPOCHS
+from torch_dataloader_utils.checkpoint.merge.states import ON_CHANGED_FILES
+from torch_dataloader_utils.checkpoint.parse.states import MOST_EPOCHS
 from torch_dataloader_utils.columns.convert import OutputFormat
 from torch_dataloader_utils.columns.options import ColumnFormat, Packing
 from torch_dataloader_utils.dataset.discovery import check_columns

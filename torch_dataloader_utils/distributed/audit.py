@@ -8,7 +8,7 @@ from typing import Any
 from torch_dataloader_utils.checkpoint.audit import COUNTED, Audit, Today, audit_states, manifest_of_passes, unit_of
 from torch_dataloader_utils.checkpoint.compare import TOPOLOGY, compare_settings
 from torch_dataloader_utils.checkpoint.file_changes import FileChanges
-from torch_dataloader_utils.checkpoint.parse import parse_states
+from torch_dataloader_utils.checkpoint.parse.states import parse_states
 from torch_dataloader_utils.checkpoint.saved_state import SavedState
 from torch_dataloader_utils.dataset.base import BatchDataset
 from torch_dataloader_utils.dataset.discovery import Request

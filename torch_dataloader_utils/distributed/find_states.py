@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from torch_dataloader_utils.checkpoint.parse import PUBLISHED_KEYS
+from torch_dataloader_utils.checkpoint.parse.states import PUBLISHED_KEYS
 from torch_dataloader_utils.distributed.entries import ALL_RANKS, merge_shared
 from torch_dataloader_utils.distributed.gather import parse_json
 from torch_dataloader_utils.errors import cut, nearest, shown

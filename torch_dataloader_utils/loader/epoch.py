@@ -12,8 +12,8 @@ from torch.utils.data import get_worker_info
 
 from torch_dataloader_utils.checkpoint.dump import dump_hashes, dump_state
 from torch_dataloader_utils.checkpoint.epoch_record import EpochRecord
-from torch_dataloader_utils.checkpoint.merge import OnChangedFiles
-from torch_dataloader_utils.checkpoint.parse import parse_states
+from torch_dataloader_utils.checkpoint.merge.states import OnChangedFiles
+from torch_dataloader_utils.checkpoint.parse.states import parse_states
 from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.checkpoint.run_segments import Began, Loaded

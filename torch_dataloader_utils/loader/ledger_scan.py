@@ -26,8 +26,8 @@ from torch_dataloader_utils.planning.ledger.shard_order import FileRows, Integer
 from torch_dataloader_utils.planning.manifest import DataFile, Split
 from torch_dataloader_utils.planning.plan import ShardSlice
 from torch_dataloader_utils.reading.batching import Batch
-from torch_dataloader_utils.reading.file_row_group import FileRowGroup
-from torch_dataloader_utils.reading.row_groups import RowGroupReader
+from torch_dataloader_utils.reading.row_groups.file_row_group import FileRowGroup
+from torch_dataloader_utils.reading.row_groups.reader import RowGroupReader
 from torch_dataloader_utils.reading.scan import ReadOptions
 from torch_dataloader_utils.workers.producer import Stream
 

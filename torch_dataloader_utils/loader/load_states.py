@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from torch.utils.data import get_worker_info
 
 from torch_dataloader_utils.checkpoint.delivered_hash import loaded_hashes
-from torch_dataloader_utils.checkpoint.merge import Merged, OnChangedFiles, merge_states
+from torch_dataloader_utils.checkpoint.merge.states import Merged, OnChangedFiles, merge_states
 from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.checkpoint.restore import check_states, place_states
 from torch_dataloader_utils.checkpoint.restore_skips import with_carried

@@ -6,7 +6,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from torch_dataloader_utils.checkpoint.merge import Merged
+from torch_dataloader_utils.checkpoint.merge.states import Merged
 from torch_dataloader_utils.checkpoint.mixture_run import MixtureRun, SourcePosition, SourceRun, in_runs
 from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.checkpoint.saved_state import SavedMixture, SavedState

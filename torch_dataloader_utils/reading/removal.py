@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from torch_dataloader_utils.columns.convert import ColumnSlice, join, keep, without_column
 from torch_dataloader_utils.reading.batching import Batches, EmptyStep, StreamEnd
-from torch_dataloader_utils.reading.row_selection import REMOVED_COLUMN
+from torch_dataloader_utils.reading.row_groups.selection import REMOVED_COLUMN
 
 
 def without_removed(contents: Iterable[Batches | StreamEnd]) -> Iterator[Batches | EmptyStep | StreamEnd]:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from torch_dataloader_utils.planning.plan import ShardSlice
-from torch_dataloader_utils.reading.file_row_group import FileRowGroup
 from torch_dataloader_utils.reading.memory_budget import BudgetClosedError, MemoryBudget, MemoryLease
-from torch_dataloader_utils.reading.row_groups import RowGroupReader
+from torch_dataloader_utils.reading.row_groups.file_row_group import FileRowGroup
+from torch_dataloader_utils.reading.row_groups.reader import RowGroupReader
 from torch_dataloader_utils.storage.request_size import RequestSize
 
 TOO_LONG = 2

@@ -12,7 +12,7 @@ from torch_dataloader_utils.columns.convert import Columns, without_column
 from torch_dataloader_utils.planning.row_hash import hash_batches
 from torch_dataloader_utils.reading.batching import Batches
 from torch_dataloader_utils.reading.removal import rows_removed
-from torch_dataloader_utils.reading.row_selection import MARKS_COLUMN, REMOVED_COLUMN
+from torch_dataloader_utils.reading.row_groups.selection import MARKS_COLUMN, REMOVED_COLUMN
 
 
 def with_hashes(batches: Batches) -> Batches:

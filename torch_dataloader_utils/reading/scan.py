@@ -17,10 +17,10 @@ from torch_dataloader_utils.planning.plan import TO_THE_END, ShardSlice
 from torch_dataloader_utils.planning.token_budget import UNKNOWN_BATCHES, TokenBudget
 from torch_dataloader_utils.planning.token_counts import TokenCounts
 from torch_dataloader_utils.reading.batching import Chunk
-from torch_dataloader_utils.reading.file_row_group import FileRowGroup
 from torch_dataloader_utils.reading.memory_budget import MemoryBudget
-from torch_dataloader_utils.reading.row_groups import RowGroupReader
-from torch_dataloader_utils.reading.row_selection import REMOVED_COLUMN
+from torch_dataloader_utils.reading.row_groups.file_row_group import FileRowGroup
+from torch_dataloader_utils.reading.row_groups.reader import RowGroupReader
+from torch_dataloader_utils.reading.row_groups.selection import REMOVED_COLUMN
 from torch_dataloader_utils.reading.work import Counters, Work
 
 

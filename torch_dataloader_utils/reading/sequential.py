@@ -14,11 +14,11 @@ from torch_dataloader_utils.columns.arrow import has_fixed_width, nbytes, stacke
 from torch_dataloader_utils.columns.convert import ColumnSlice, convert, join
 from torch_dataloader_utils.errors import ColumnError
 from torch_dataloader_utils.reading.batching import Chunk
-from torch_dataloader_utils.reading.file_row_group import FileRowGroup
 from torch_dataloader_utils.reading.memory_budget import MemoryLease
 from torch_dataloader_utils.reading.requests import Requests, Step
+from torch_dataloader_utils.reading.row_groups.file_row_group import FileRowGroup
+from torch_dataloader_utils.reading.row_groups.together import Joiner
 from torch_dataloader_utils.reading.scan import Scan
-from torch_dataloader_utils.reading.together import Joiner
 
 PART_SHARE = 4
 """A row group that is too large to be read whole is read in parts, each of which takes this part (a quarter) of the

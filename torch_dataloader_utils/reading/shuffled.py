@@ -14,15 +14,15 @@ from torch_dataloader_utils.columns.convert import ColumnSlice, convert, join, s
 from torch_dataloader_utils.planning.plan import Shard, ShardSlice
 from torch_dataloader_utils.planning.shuffle import left_bounds, round_bounds
 from torch_dataloader_utils.reading.batching import Chunk
-from torch_dataloader_utils.reading.cursor import Cursor
-from torch_dataloader_utils.reading.file_row_group import FileRowGroup
 from torch_dataloader_utils.reading.memory_budget import MemoryBudget, MemoryLease
 from torch_dataloader_utils.reading.permuting import Permuter
 from torch_dataloader_utils.reading.requests import Requests, Step
-from torch_dataloader_utils.reading.row_groups import RowGroupReader
+from torch_dataloader_utils.reading.row_groups.cursor import Cursor
+from torch_dataloader_utils.reading.row_groups.file_row_group import FileRowGroup
+from torch_dataloader_utils.reading.row_groups.reader import RowGroupReader
+from torch_dataloader_utils.reading.row_groups.together import decoded_together
 from torch_dataloader_utils.reading.row_orders import RowOrders
 from torch_dataloader_utils.reading.scan import ReadOptions, Scan
-from torch_dataloader_utils.reading.together import decoded_together
 
 WHOLE_SHARE = 4
 """A shard that is shuffled in rounds is read as a whole if it takes no more than this part (a quarter) of the budget:

@@ -23,9 +23,9 @@ from torch_dataloader_utils.reading.mixture import (
 )
 from torch_dataloader_utils.reading.packing import PackedScan, unpacked, with_sequences
 from torch_dataloader_utils.reading.removal import without_removed
-from torch_dataloader_utils.reading.row_groups import RowGroupReader
+from torch_dataloader_utils.reading.row_groups.reader import RowGroupReader
+from torch_dataloader_utils.reading.row_groups.selection import REMOVED_COLUMN
 from torch_dataloader_utils.reading.row_marks import with_hashes
-from torch_dataloader_utils.reading.row_selection import REMOVED_COLUMN
 from torch_dataloader_utils.reading.scan import ReadOptions, Scan
 from torch_dataloader_utils.reading.sequential import SequentialScan
 from torch_dataloader_utils.reading.shuffled import ShuffledScan

@@ -10,8 +10,8 @@ from typing import Any
 from benchmarks.contenders.harness import report
 from benchmarks.contenders.scale.stages import Stages
 from torch_dataloader_utils.checkpoint.dump import dump_state
-from torch_dataloader_utils.checkpoint.merge import merge_states
-from torch_dataloader_utils.checkpoint.parse import parse_states
+from torch_dataloader_utils.checkpoint.merge.states import merge_states
+from torch_dataloader_utils.checkpoint.parse.states import parse_states
 from torch_dataloader_utils.checkpoint.progress import Progress, StreamProgress
 from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.distributed.gather import SHARED_KEYS

@@ -17,8 +17,8 @@ from support import edited, examples, manifest_of, manifests, plan_options
 
 from torch_dataloader_utils import RankMismatchError
 from torch_dataloader_utils.checkpoint.audit import Audit, Today, audit_states
-from torch_dataloader_utils.checkpoint.merge import merge_states
-from torch_dataloader_utils.checkpoint.parse import parse_states
+from torch_dataloader_utils.checkpoint.merge.states import merge_states
+from torch_dataloader_utils.checkpoint.parse.states import parse_states
 from torch_dataloader_utils.checkpoint.row_counts import Axis, Depth
 from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.planning.manifest import DataFile, Manifest

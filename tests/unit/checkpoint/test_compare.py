@@ -38,7 +38,7 @@ from support import (
 from torch_dataloader_utils import ChangedFilesWarning, CheckpointMismatchError
 from torch_dataloader_utils.checkpoint import dump as state_module
 from torch_dataloader_utils.checkpoint import saved_state
-from torch_dataloader_utils.checkpoint.parse import parse_state
+from torch_dataloader_utils.checkpoint.parse.states import parse_state
 from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.checkpoint.restore import check_states, place_states
 from torch_dataloader_utils.checkpoint.run import Run

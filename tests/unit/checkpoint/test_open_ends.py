@@ -15,7 +15,7 @@ from support import edited, examples, manifest_of
 
 from torch_dataloader_utils import CheckpointMismatchError
 from torch_dataloader_utils.checkpoint.audit import audit_states
-from torch_dataloader_utils.checkpoint.parse import parse_state
+from torch_dataloader_utils.checkpoint.parse.states import parse_state
 from torch_dataloader_utils.planning.plan import TO_THE_END, PlanOptions, Shard, ShardSlice
 
 MADE: dict[str, Callable[[int], int]] = {

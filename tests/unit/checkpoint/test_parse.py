@@ -10,9 +10,9 @@ from hypothesis import given
 from rank_groups import RankGroup, journeys
 from support import examples, manifest_of
 
-from torch_dataloader_utils.checkpoint import parse
 from torch_dataloader_utils.checkpoint.checksum import checksum_of
-from torch_dataloader_utils.checkpoint.parse import parse_state, parse_states
+from torch_dataloader_utils.checkpoint.parse import states as parse
+from torch_dataloader_utils.checkpoint.parse.states import parse_state, parse_states
 from torch_dataloader_utils.planning.plan import PlanOptions
 
 SHARED = ("files", "base")

@@ -21,7 +21,7 @@ from support import examples, manifest_of, row_ids
 from torch_dataloader_utils import CheckpointMismatchError
 from torch_dataloader_utils.checkpoint import dump as state_module
 from torch_dataloader_utils.checkpoint import saved_state
-from torch_dataloader_utils.checkpoint.parse import parse_state
+from torch_dataloader_utils.checkpoint.parse.states import parse_state
 from torch_dataloader_utils.checkpoint.progress import Progress, StreamProgress
 from torch_dataloader_utils.planning.assignment import Receipt
 from torch_dataloader_utils.planning.manifest import Manifest

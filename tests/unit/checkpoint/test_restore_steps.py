@@ -10,7 +10,7 @@ from hypothesis import given
 from support import examples, manifest_of
 
 from torch_dataloader_utils import CheckpointMismatchError
-from torch_dataloader_utils.checkpoint.parse import parse_states
+from torch_dataloader_utils.checkpoint.parse.states import parse_states
 from torch_dataloader_utils.checkpoint.restore import check_states, place_states
 from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.planning.plan import PlanOptions

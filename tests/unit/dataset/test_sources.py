@@ -20,7 +20,7 @@ from torch_dataloader_utils.errors import ColumnError
 from torch_dataloader_utils.formats.base import KnownFooters
 from torch_dataloader_utils.formats.read_cache import ReadCache
 from torch_dataloader_utils.formats.text.footer import Cutting
-from torch_dataloader_utils.reading.row_groups import RowGroupReader
+from torch_dataloader_utils.reading.row_groups.reader import RowGroupReader
 from torch_dataloader_utils.tables.source import Source
 
 REQUEST = Request(None, None, lambda field: pa.types.is_integer(field.type), 60.0, None)

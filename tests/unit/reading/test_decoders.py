@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from support import all_rows_of, open_loader
 
-from torch_dataloader_utils.reading.decoder import Decoder
+from torch_dataloader_utils.reading.row_groups.decoder import Decoder
 
 SIZES = {"a": 4_000, "b": 10, "c": 10, "d": 10}
 """Rows of each file, which is one row group: the first is larger than all others together."""

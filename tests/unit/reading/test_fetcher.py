@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from torch_dataloader_utils.reading.fetcher import Fetcher
+from torch_dataloader_utils.reading.row_groups.fetcher import Fetcher
 
 SECONDS = 60.0
 PARTS = 6

@@ -7,8 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 from support import open_loader
 
-from torch_dataloader_utils.reading import row_groups
-from torch_dataloader_utils.reading.decoder import Decoder
+from torch_dataloader_utils.reading.row_groups import reader as row_groups
+from torch_dataloader_utils.reading.row_groups.decoder import Decoder
 from torch_dataloader_utils.reading.sequential import FIRST_ROWS
 
 ROWS = 40_000

@@ -14,7 +14,7 @@ from decoded_together import Calls, note_decoded_together
 from support import all_rows_of, open_loader, write_dataset
 
 from torch_dataloader_utils.errors import ColumnError, UnreadableFileError
-from torch_dataloader_utils.reading import together as together_rules
+from torch_dataloader_utils.reading.row_groups import together as together_rules
 
 ROWS = 50
 """Of a row group."""

@@ -16,8 +16,8 @@ from support import all_rows_of, batches_of, open_loader, rows_of, write_dataset
 
 from torch_dataloader_utils.columns.arrow_memory import memory_pool
 from torch_dataloader_utils.errors import ColumnError, UnreadableFileError
-from torch_dataloader_utils.reading import together as together_rules
 from torch_dataloader_utils.reading.permuting import Permuter
+from torch_dataloader_utils.reading.row_groups import together as together_rules
 
 NUMBERS = ["value", "score"]
 ROWS = 50

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from ranged import RangedFileSystem, ranged
 from support import open_loader
 
-from torch_dataloader_utils.reading.fetcher import LARGEST_GAP
+from torch_dataloader_utils.reading.row_groups.fetcher import LARGEST_GAP
 from torch_dataloader_utils.storage.byte_ranges import SparseFile, coalesced
 
 

@@ -8,8 +8,8 @@ from concurrent.futures import Future, wait
 
 import pyarrow as pa
 
-from torch_dataloader_utils.reading.decoder import Decoded, Decoder
-from torch_dataloader_utils.reading.file_row_group import FileRowGroup
+from torch_dataloader_utils.reading.row_groups.decoder import Decoded, Decoder
+from torch_dataloader_utils.reading.row_groups.file_row_group import FileRowGroup
 
 
 class Cursor:

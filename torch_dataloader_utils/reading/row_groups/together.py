@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from torch_dataloader_utils.reading.file_row_group import FileRowGroup
-from torch_dataloader_utils.reading.row_groups import RowGroupReader
+from torch_dataloader_utils.reading.row_groups.file_row_group import FileRowGroup
+from torch_dataloader_utils.reading.row_groups.reader import RowGroupReader
 
 JOINED_SHARE = 6
 """Consecutive row groups that take together no more than this part (a sixth) of the budget are read as one: of a stream

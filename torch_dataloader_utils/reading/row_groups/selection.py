@@ -18,7 +18,7 @@ from torch_dataloader_utils.formats.filters import filter_columns
 from torch_dataloader_utils.formats.opened_files import OpenedFiles
 from torch_dataloader_utils.planning.excluded import EpochExclusions, Flags
 from torch_dataloader_utils.planning.row_hash import file_key, row_marks
-from torch_dataloader_utils.reading.file_row_group import FileRowGroup
+from torch_dataloader_utils.reading.row_groups.file_row_group import FileRowGroup
 
 NONE_DELETED = np.empty(0, dtype=np.int64)
 

@@ -27,13 +27,13 @@ from torch_dataloader_utils.planning.excluded import NOTHING_EXCLUDED, EpochExcl
 from torch_dataloader_utils.planning.manifest import Split
 from torch_dataloader_utils.planning.token_counts import TokenCounts
 from torch_dataloader_utils.reading.arrow_threads import wait_for_release
-from torch_dataloader_utils.reading.cursor import Cursor
-from torch_dataloader_utils.reading.decoder import Decoded, DecodedTables, Decoder
-from torch_dataloader_utils.reading.fetcher import FETCHES, Fetcher
-from torch_dataloader_utils.reading.file_row_group import FileRowGroup, row_groups_of
-from torch_dataloader_utils.reading.made_rows import MadeRows
-from torch_dataloader_utils.reading.row_selection import RowSelection
-from torch_dataloader_utils.reading.sizes import RowGroupSizes
+from torch_dataloader_utils.reading.row_groups.cursor import Cursor
+from torch_dataloader_utils.reading.row_groups.decoder import Decoded, DecodedTables, Decoder
+from torch_dataloader_utils.reading.row_groups.fetcher import FETCHES, Fetcher
+from torch_dataloader_utils.reading.row_groups.file_row_group import FileRowGroup, row_groups_of
+from torch_dataloader_utils.reading.row_groups.made_rows import MadeRows
+from torch_dataloader_utils.reading.row_groups.selection import RowSelection
+from torch_dataloader_utils.reading.row_groups.sizes import RowGroupSizes
 from torch_dataloader_utils.reading.work import Wait
 from torch_dataloader_utils.storage.request_size import RequestSize
 

@@ -11,8 +11,8 @@ from torch_dataloader_utils.columns.arrow import has_fixed_width, is_bytes, row_
 from torch_dataloader_utils.formats.base import Codec, Measures
 from torch_dataloader_utils.formats.opened_files import OpenedFiles
 from torch_dataloader_utils.formats.read_cache import SizeEstimates
-from torch_dataloader_utils.reading.file_row_group import FileRowGroup
-from torch_dataloader_utils.reading.row_selection import RowSelection
+from torch_dataloader_utils.reading.row_groups.file_row_group import FileRowGroup
+from torch_dataloader_utils.reading.row_groups.selection import RowSelection
 from torch_dataloader_utils.reading.work import Wait
 
 REPEATED_BYTES = 1 << 20

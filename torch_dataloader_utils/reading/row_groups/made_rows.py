@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from torch_dataloader_utils.errors import TransformError, UnreadableFileError
 from torch_dataloader_utils.formats.opened_files import OpenedFiles
-from torch_dataloader_utils.reading.file_row_group import FileRowGroup
+from torch_dataloader_utils.reading.row_groups.file_row_group import FileRowGroup
 
 
 class MadeRows:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from torch_dataloader_utils.checkpoint.claims import Claims, with_rows
+from torch_dataloader_utils.checkpoint.merge.claims import Claims, with_rows
 from torch_dataloader_utils.checkpoint.saved_state import SavedState
 from torch_dataloader_utils.planning.excluded import ExcludedRows
 from torch_dataloader_utils.planning.manifest import Layout

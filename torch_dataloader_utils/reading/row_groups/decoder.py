@@ -23,7 +23,7 @@ from torch_dataloader_utils.formats.concurrency import OPEN_FILES
 from torch_dataloader_utils.formats.opened_files import OpenedFiles
 from torch_dataloader_utils.formats.read_cache import CurrentReads
 from torch_dataloader_utils.reading.arrow_threads import allocate_first
-from torch_dataloader_utils.reading.fetcher import Fetcher
+from torch_dataloader_utils.reading.row_groups.fetcher import Fetcher
 from torch_dataloader_utils.storage.byte_ranges import SparseFile
 from torch_dataloader_utils.storage.local_file import LocalFile, RangedFile
 

@@ -13,15 +13,15 @@ from typing import Any, TypeVar
 
 from torch_dataloader_utils.checkpoint.checksum import checksum_of, part_digest
 from torch_dataloader_utils.checkpoint.json_value import JsonValue
-from torch_dataloader_utils.checkpoint.parse_files import parse_bindings, parse_listed_files
-from torch_dataloader_utils.checkpoint.parse_mixture import parse_mixture
-from torch_dataloader_utils.checkpoint.parse_rows import (
+from torch_dataloader_utils.checkpoint.parse.files import parse_bindings, parse_listed_files
+from torch_dataloader_utils.checkpoint.parse.mixture import parse_mixture
+from torch_dataloader_utils.checkpoint.parse.rows import (
     FileTree,
     parse_partial_shards,
     parse_rising_numbers,
     parse_rows,
 )
-from torch_dataloader_utils.checkpoint.parse_skips import parse_skips, parse_steps
+from torch_dataloader_utils.checkpoint.parse.skips import parse_skips, parse_steps
 from torch_dataloader_utils.checkpoint.saved_exclusions import parse_delivered, parse_exclusions
 from torch_dataloader_utils.checkpoint.saved_state import (
     STATE_VERSION,

@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from torch_dataloader_utils.checkpoint.claims import with_rows
 from torch_dataloader_utils.checkpoint.file_changes import FileChanges
+from torch_dataloader_utils.checkpoint.merge.claims import with_rows
 from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.checkpoint.saved_state import SavedMixture, SavedRows, SavedState
 from torch_dataloader_utils.planning.manifest import Layout, Split

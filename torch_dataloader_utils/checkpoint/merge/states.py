@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
-from torch_dataloader_utils.checkpoint.claims import Claims
 from torch_dataloader_utils.checkpoint.compare import (
     TOPOLOGY,
     compare_settings,
@@ -22,8 +21,9 @@ from torch_dataloader_utils.checkpoint.compare import (
 )
 from torch_dataloader_utils.checkpoint.delivered_hash import all_hashes, have_same_ranks
 from torch_dataloader_utils.checkpoint.file_changes import FileChanges, compare_files
-from torch_dataloader_utils.checkpoint.merge_skips import with_skipped
-from torch_dataloader_utils.checkpoint.merge_sources import ChangedPasses, begun_passes, changed_roots
+from torch_dataloader_utils.checkpoint.merge.claims import Claims
+from torch_dataloader_utils.checkpoint.merge.skips import with_skipped
+from torch_dataloader_utils.checkpoint.merge.sources import ChangedPasses, begun_passes, changed_roots
 from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.checkpoint.saved_state import SavedMixture, SavedState
 from torch_dataloader_utils.errors import CheckpointMismatchError, shown

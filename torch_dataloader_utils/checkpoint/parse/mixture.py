@@ -7,8 +7,8 @@ from itertools import pairwise
 
 from torch_dataloader_utils.checkpoint.json_value import JsonValue
 from torch_dataloader_utils.checkpoint.mixture_run import SourcePosition, parse_fraction
-from torch_dataloader_utils.checkpoint.parse_files import parse_bindings, parse_files
-from torch_dataloader_utils.checkpoint.parse_rows import FileTree, parse_rows_by_number
+from torch_dataloader_utils.checkpoint.parse.files import parse_bindings, parse_files
+from torch_dataloader_utils.checkpoint.parse.rows import FileTree, parse_rows_by_number
 from torch_dataloader_utils.checkpoint.saved_state import SavedMixture, SavedSource
 
 MOST_PASSES = 1_000_000
