@@ -175,6 +175,14 @@ def test_ranks_of_other_mixtures_are_told_what_differs(root, changes, message):
         own_state(states, rank=0)
 
 
+@pytest.mark.parametrize("sources", [None, 5, [None], [{}]])
+def test_damaged_sources_of_a_ranks_state_are_no_obstacle_to_the_error(root, sources):
+    states = [open_mixture(root, num_ranks=2, rank=rank)[0].state_dict() for rank in range(2)]
+    states[1] |= {"mixture": {**states[1]["mixture"], "sources": sources}, "plan_digest": "other"}
+    with pytest.raises(RankMismatchError, match="ranks planned different epochs"):
+        own_state(states, rank=0)
+
+
 def test_a_strict_load_names_the_source_whose_files_differ(root, tmp_path):
     loader, _ = open_mixture(root)
     next(iter(loader))

@@ -444,24 +444,53 @@ def test_a_load_that_forgets_which_steps_were_to_be_skipped_says_so(path, strict
     before = loader.state_dict()
     loader.skip_steps(3, 6)
     loader.skip_steps(9, 10)
-    message = r"steps 3 to 5, 9 to 9 were to be skipped, .* call skip_steps after load_state_dict"
+    message = r"steps 3 to 5, 9 were to be skipped, .* call skip_steps after load_state_dict"
     with pytest.warns(SkippedStepsWarning, match=message):
         loader.load_state_dict(before, strict=strict)
     assert len(batches_of(loader)) == 27
 
 
+def test_a_load_that_forgets_to_restore_skipped_steps_says_so(path):
+    loader = opened(path)
+    loader.skip_steps(3, 6)
+    before = loader.state_dict()
+    loader.restore_skipped()
+    with pytest.warns(SkippedStepsWarning, match=r"to be restored, .* call restore_skipped after load_state_dict"):
+        loader.load_state_dict(before)
+    assert len(batches_of(loader)) == 24
+
+
+def test_of_steps_that_are_behind_a_loaded_state_or_that_it_skips_nothing_is_said(path):
+    loader = opened(path)
+    loader.skip_steps(3, 9)
+    other = opened(path)
+    other.skip_steps(7, 8)
+    list(itertools.islice(other, 5))
+    with pytest.warns(SkippedStepsWarning, match="steps 5 to 6, 8 were to be skipped"):
+        loader.load_state_dict(other.state_dict())
+    assert sum(1 for _ in loader) == 27 - 5 - 1
+
+
 @pytest.mark.parametrize("strict", [True, False])
-def test_a_load_of_what_skips_the_same_steps_or_is_after_them_says_nothing(path, strict):
+def test_a_load_that_forgets_no_skipped_steps_says_nothing(path, strict):
     loader = opened(path)
     loader.skip_steps(3, 6)
     skipping = loader.state_dict()
-    other = opened(path)
-    list(itertools.islice(other, 8))
+    elastic = opened(path)
+    elastic.load_state_dict(skipping, strict=False)
+    after, finished, later = (opened(path) for _ in range(3))
+    list(itertools.islice(after, 8))
+    batches_of(finished)
+    later.set_epoch(1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        loader.load_state_dict(skipping, strict=strict)
-        loader.load_state_dict(skipping, strict=strict)
-        loader.load_state_dict(other.state_dict(), strict=strict)
+        for other in (skipping, elastic.state_dict(), after.state_dict(), finished.state_dict(), later.state_dict()):
+            fresh = opened(path)
+            fresh.skip_steps(3, 6)
+            fresh.load_state_dict(other, strict=strict)
+        restoring = opened(path)
+        restoring.restore_skipped()
+        restoring.load_state_dict(after.state_dict(), strict=strict)
 
 
 def test_a_range_may_end_after_the_last_step_of_a_rank_that_has_fewer(path):

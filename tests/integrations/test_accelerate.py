@@ -202,3 +202,21 @@ def test_steps_restored_after_a_pass_are_delivered_by_the_next_pass_alone(tmp_pa
     assert sorted([*left, *range(100, 200)]) == list(range(ROWS))
     assert loader.epoch == 1
     assert sorted(rows_of_pass(loader)) == list(range(ROWS))
+
+
+@pytest.mark.parametrize("at", [0, 4, 5, 6])
+def test_steps_restored_within_a_pass_come_in_it_or_in_the_next_one(tmp_path: Path, at: int):
+    """Of a pass of seven batches; two are fetched ahead."""
+    write_dataset(tmp_path / "data", FILES)
+    accelerate = pytest.importorskip("accelerate")
+    module = pytest.importorskip("torch_dataloader_utils.integrations.accelerate")
+    made, _ = open_loader(tmp_path / "data", num_workers=0, batch_size=50)
+    loader = module.prepare_loader(accelerate.Accelerator(cpu=True), made)
+    made.skip_steps(2, 4)
+    rows = []
+    while loader.epoch == 0:
+        for number, batch in enumerate(loader):
+            rows += batch["row"].tolist()
+            if number == at and len(rows) <= ROWS - 100:
+                made.restore_skipped()
+    assert rows == [*range(100), *range(200, ROWS), *range(100, 200)]

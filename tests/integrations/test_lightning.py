@@ -312,18 +312,20 @@ class Model(lightning.LightningModule):
         self.done.append("s")
 
 class Skips(Callback):
-    def __init__(self, loader, late, restored):
-        self.loader, self.late, self.restored = loader, late, restored
+    def __init__(self, loader, late, late_at, restored):
+        self.loader, self.late, self.late_at, self.restored = loader, late, late_at, restored
 
     def on_train_epoch_start(self, trainer, model):
-        if self.late and trainer.current_epoch == 0:
+        if self.late and self.late_at is None and trainer.current_epoch == 0:
             self.loader.skip_steps(*self.late)
 
     def on_train_batch_end(self, trainer, model, outputs, batch, number):
+        if trainer.current_epoch == 0 and number == self.late_at:
+            self.loader.skip_steps(*self.late)
         if trainer.current_epoch == 0 and number == self.restored:
             self.loader.restore_skipped()
 
-def fit(batch_size, checkpoint=None, skipped=None, excluded=(), late=None, restored=None, **options):
+def fit(batch_size, checkpoint=None, skipped=None, excluded=(), late=None, late_at=None, restored=None, **options):
     loader, _ = StructuredDataset.create_dataloader("data", batch_size=batch_size, num_workers=0)
     if skipped:
         loader.skip_steps(*skipped)
@@ -333,7 +335,7 @@ def fit(batch_size, checkpoint=None, skipped=None, excluded=(), late=None, resto
     model = Model()
     lightning.Trainer(
         max_epochs=2, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
-        num_sanity_val_steps=0, callbacks=[saves, Skips(loader, late, restored)], **options,
+        num_sanity_val_steps=0, callbacks=[saves, Skips(loader, late, late_at, restored)], **options,
     ).fit(model, ResumableLoader(loader), held_out, ckpt_path=checkpoint)
     done = "".join(model.done)
     return done if options.get("accumulate_grad_batches") else done.replace("s", "")
@@ -352,6 +354,11 @@ done = fit(40, late=(2, 4))
 assert done == "t" * 10 + "v|" + "t" * 12 + "v|", done
 done = fit(40, "checkpoints/step=4.ckpt", skipped=(0, 2))  # which the checkpoint has behind it
 assert done == "t" * 8 + "v|" + "t" * 12 + "v|", done
+for at, wanted in ((3, (6, 8)), (10, (11, 12))):  # the pass that runs goes on with all steps
+    done = fit(40, late=wanted, late_at=at)
+    assert done == ("t" * 12 + "v|") * 2, (at, done)
+done = fit(40, skipped=(2, 4), restored=5, val_check_interval=0.5)
+assert done == "tttttvtttttvtt|" + "ttttttv" * 2 + "|", done
 for skipped, late in (((2, 4), None), (None, (2, 4))):
     for at in (0, 5, 8):  # before the last step that is not skipped
         done = fit(40, skipped=skipped, late=late, restored=at)
@@ -361,7 +368,7 @@ for skipped, late in (((2, 4), None), (None, (2, 4))):
         done = fit(40, skipped=skipped, late=late, restored=9)
     assert done == "t" * 10 + "v|" + "t" * 12 + "v|", done
     [told] = [str(each.message) for each in found if each.category is SkippedStepsWarning]
-    assert "epoch 0 ended before its skipped steps were delivered again: Lightning had planned" in told, told
+    assert "Lightning ended epoch 0 before all of its skipped steps were delivered again" in told, told
 
 for name, rows, left in (  # each has whole steps of the first epoch; the last step has 4 rows
     ("part-000.parquet", range(80), 10),

@@ -349,7 +349,8 @@ def _of_mixture(mixture: Any) -> dict[str, Any]:
     if not isinstance(mixture, Mapping):
         return {}
     own: dict[str, Any] = {name: mixture.get(name) for name in ("schedule", "rows_per_epoch")}
-    sources = [source for source in mixture.get("sources", ()) if isinstance(source, Mapping)]
+    listed = mixture.get("sources")
+    sources = [source for source in listed if isinstance(source, Mapping)] if isinstance(listed, list) else []
     for shown_as, name in (("weights", "weight"), ("fingerprints of sources", "fingerprint")):
         own[shown_as] = {str(source.get("name")): source.get(name) for source in sources}
     return own

@@ -119,7 +119,7 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]
 
     @property
     def _has_ended(self) -> bool:
-        """Whether the epoch was delivered to its end: it goes on if skipped steps were to be restored since then."""
+        """Whether the epoch was delivered to its end, and no skipped steps were to be restored since then."""
         if self._ended is None or self._ended[0] != self.dataset.epoch:
             return False
         return self._ended[1] or not self.loader.skip_requests.restores
@@ -127,6 +127,10 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]
     def _note_end(self, *, is_last: bool) -> None:
         """Note whether the epoch has ended, after a batch or a load."""
         self._ended = (self.dataset.epoch, self.loader.skip_requests.restores) if is_last else None
+
+    def _leaves_restored(self) -> bool:
+        """Whether skipped steps that are to be restored are left to some rank. All ranks ask together."""
+        return self.loader.skip_requests.restores and not on_all_ranks(not self.loader.leaves_restored)
 
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch: see `StructuredDataset.set_epoch`."""
@@ -154,7 +158,7 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]
                 self.end_of_dataloader = is_last
                 self._note_end(is_last=is_last)
                 yield batch if self.device is None else send_to_device(batch, self.device, self._non_blocking)
-            self._note_end(is_last=True)  # also where no batch was left
+            self._note_end(is_last=not self._leaves_restored())  # also where no batch was left
         finally:
             self.end()
 

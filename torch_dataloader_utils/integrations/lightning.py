@@ -52,6 +52,7 @@ class ResumableLoader:
         require_loader(loader)
         self.loader = loader
         self._batches: _Batches | None = None
+        self._pass_length: int | None = None  # if steps were skipped or restored since the pass began
         self._finished: int | None = None
         self._was_loaded = False
 
@@ -71,7 +72,7 @@ class ResumableLoader:
         Raises:
             TypeError: If it is not known before the rows are read.
         """
-        return len(self.loader)
+        return len(self.loader) if self._pass_length is None else self._pass_length
 
     def __iter__(self) -> Iterator[Any]:
         """Begin the epoch, or continue from a loaded state.
@@ -85,7 +86,7 @@ class ResumableLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch. Lightning calls it at the beginning of each, after it has begun to iterate."""
-        fit_loop = _calling_fit_loop()
+        fit_loop, self._pass_length = _calling_fit_loop(), None
         was_late = fit_loop is not None and _load_late(fit_loop)
         begins = epoch not in (self.dataset.epoch, self._finished)
         if begins and self.loader.leaves_restored:
@@ -101,10 +102,10 @@ class ResumableLoader:
             self._was_loaded = False
         if was_late or (begins and (fit_loop.is_resuming or epoch == 0)):
             iter(fit_loop._data_fetcher)  # noqa: SLF001 - Lightning does so only in later epochs
-        fetcher = fit_loop._data_fetcher  # noqa: SLF001
-        looks_ahead = self.loader.loses_rows and isinstance(fetcher, _PrefetchDataFetcher)
-        if _correct_length(self.loader, fit_loop) and looks_ahead:
-            _look_ahead(fetcher)
+        if fit_loop.max_batches != float("inf"):
+            _correct_length(self.loader, fit_loop, len(self), begins=True)
+            if _must_look_ahead(self.loader, fit_loop):
+                _look_ahead(fit_loop._data_fetcher)  # noqa: SLF001
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of all ranks. All ranks call it together, as Lightning does for each checkpoint."""
@@ -121,7 +122,7 @@ class ResumableLoader:
             msg = "the checkpoint holds the state of rank 0's loader alone, which counts batches that were fetched "
             raise ValueError(msg + "ahead as delivered: it was saved without ResumableLoader, and cannot be continued")
         load_gathered(self.loader, state_dict["ranks"])
-        self._batches = None
+        self._batches = self._pass_length = None
         self._was_loaded = True
         self._finished = self.dataset.epoch if self.dataset.is_finished else None
 
@@ -164,12 +165,13 @@ class _Batches(Iterator[Any]):
         self._trained = -1  # Lightning's count when the last batch was delivered
 
     def __next__(self) -> Any:
+        begins = self._batches is None
         if self._batches is None:  # only now: Lightning also calls iter() to see whether it can
             self._batches = iter(self._loader)
         self._count(self._batches)
         if self._requests is not self._loader.skip_requests and self._fit_loop is not None:
             self._requests = self._loader.skip_requests
-            _correct_length(self._loader, self._fit_loop)
+            _correct_length(self._loader, self._fit_loop, self._loader.progress()["total"], begins=begins)
         if not self._agreed(self._batches.has_next(self._fetched)):
             raise StopIteration
         if not self._is_ahead:
@@ -201,29 +203,39 @@ class _Batches(Iterator[Any]):
         return batch
 
 
-def _correct_length(loader: StructuredDataLoader, fit_loop: _FitLoop) -> bool:
-    """Tell Lightning this epoch's length: it keeps that of an epoch without a loaded state and without skipped steps.
+def _correct_length(loader: StructuredDataLoader, fit_loop: _FitLoop, batches: int | None, *, begins: bool) -> None:
+    """Tell Lightning an epoch's length: it keeps that of an epoch without a loaded state and without skipped steps.
 
-    Return whether the length is known.
+    `begins` says that no batch of the epoch was fetched. Else only a validation at its end is moved.
     """
-    trainer = fit_loop.trainer
+    trainer, before = fit_loop.trainer, fit_loop.max_batches
     combined, fetcher = fit_loop._combined_loader, fit_loop._data_fetcher  # noqa: SLF001
-    if fit_loop.max_batches == float("inf"):
-        return False
-    limits = zip(combined.flattened, combined.limits, strict=True)
-    own = _limited(len(loader), trainer.limit_train_batches)
-    combined.limits = [own if getattr(each, "loader", None) is loader else limit for each, limit in limits]
+    if before == float("inf") or batches is None:
+        return
+    limits = list(combined.limits)
+    for number, each in enumerate(combined.flattened):
+        if isinstance(each, ResumableLoader) and each.loader is loader:
+            each._pass_length = None if begins else batches  # noqa: SLF001 - of this module
+            limits[number] = _limited(batches, trainer.limit_train_batches)
+    combined.limits = limits
     combined._iterator.limits = combined.limits  # noqa: SLF001 - it began with those before
     fit_loop.max_batches = len(combined)
     if fetcher.length is not None:  # else it looks ahead
         fetcher.length = fit_loop.max_batches
     is_of_epoch = not isinstance(trainer.val_check_interval, int) and trainer.check_val_every_n_epoch is not None
-    if is_of_epoch and trainer.val_check_batch is not None:  # None where it is a matter of time
+    if not is_of_epoch or trainer.val_check_batch is None:  # None where it is a matter of time
+        return
+    if begins:
         trainer.val_check_batch = max(1, int(fit_loop.max_batches * trainer.val_check_interval))
-        looks_ahead = loader.loses_rows and isinstance(fetcher, _PrefetchDataFetcher)
-        if looks_ahead and trainer.val_check_batch == fit_loop.max_batches:
+        if trainer.val_check_batch == fit_loop.max_batches and _must_look_ahead(loader, fit_loop):
             trainer.val_check_batch = float("inf")  # after the last batch, whichever it is
-    return True
+    elif trainer.val_check_batch == before:
+        trainer.val_check_batch = fit_loop.max_batches
+
+
+def _must_look_ahead(loader: StructuredDataLoader, fit_loop: _FitLoop) -> bool:
+    """Whether only a look ahead finds the last batch, since a step may have no rows left."""
+    return loader.loses_rows and isinstance(fit_loop._data_fetcher, _PrefetchDataFetcher)  # noqa: SLF001
 
 
 def _limited(batches: int, limit: int | float) -> int:  # noqa: PYI041 - 1 is a batch, and 1.0 all of them

@@ -359,7 +359,9 @@ class EpochState:
         else:
             loaded = load_strictly(saved, self._plans, adopts_num_workers=self._adopts_num_workers)
         epoch, progress = saved[0].epoch, loaded.progress
-        warn_of_forgotten_skips(self._skips.forgotten(progress, saved))
+        if epoch == self.epoch:  # another epoch forgets them in any case
+            forgets_restore = self._skips.forget_restore(progress, saved)
+            warn_of_forgotten_skips(self._skips.forgotten(progress, saved), forgets_restore=forgets_restore)
         self._plans = loaded.plans
         self._skips = SkipRequests(progress.skip_requests, restores=progress.restores)
         self.owner.take_over("load_state_dict", epoch, progress)

@@ -12,7 +12,7 @@ from torch_dataloader_utils.checkpoint.skipped_steps import Mark, SkippedSteps
 from torch_dataloader_utils.errors import CheckpointMismatchError, Difference, ProgressUnknownError
 from torch_dataloader_utils.planning.plan import DeliveredBaseline
 from torch_dataloader_utils.planning.quotas import Quotas
-from torch_dataloader_utils.planning.row_ranges import Windows, merged
+from torch_dataloader_utils.planning.row_ranges import Windows, merged, without
 from torch_dataloader_utils.reading.scan import ReadOptions
 
 
@@ -38,14 +38,17 @@ class SkipRequests:
         return replace(self, steps=merged([*self.steps, (start, stop)]))
 
     def forgotten(self, loaded: Progress, saved: Iterable[SavedState]) -> Windows:
-        """Return the ranges of steps that are to come after a load, and that neither it nor the loaded states skip."""
+        """Return the steps ahead of a loaded progress that were to be skipped, and that no state skips."""
+        if not loaded.rows_left or any(state.baseline is not None and state.baseline.skipped for state in saved):
+            return ()  # an elastic load before them knows skipped rows, and not of which steps they were
         of_states = [steps for state in saved if state.skips is not None for steps in state.skips.steps]
-        known = merged([*loaded.skip_requests, *of_states])
-        return tuple(
-            (start, stop)
-            for start, stop in self.steps
-            if stop > loaded.batches_delivered and not any(first <= start and stop <= end for first, end in known)
-        )
+        behind = (0, loaded.batches_delivered)
+        return without(self.steps, merged([behind, *loaded.skip_requests, *of_states]))
+
+    def forget_restore(self, loaded: Progress, saved: Iterable[SavedState]) -> bool:
+        """Whether skipped steps were to be restored, and the states have such steps and do not restore them."""
+        skips = any(state.skips is not None and state.skips.steps for state in saved)
+        return self.restores and skips and not loaded.restores
 
     def are_of(self, progress: Progress) -> bool:
         """Whether a progress has these requests."""

@@ -69,20 +69,21 @@ def warn_of_slow_transport() -> None:
     warn_user(msg + "a pipe, which is slower; num_workers=0 sends nothing", SlowTransportWarning)
 
 
-def warn_of_forgotten_skips(steps: Windows) -> None:
-    """Warn of steps that were to be skipped, and are not after a load."""
+def warn_of_forgotten_skips(steps: Windows, *, forgets_restore: bool) -> None:
+    """Warn of steps that were to be skipped, and of a request to restore them, if a load forgets them."""
     if steps:
-        named = ", ".join(f"{start} to {stop - 1}" for start, stop in steps)
+        named = ", ".join(str(start) if stop == start + 1 else f"{start} to {stop - 1}" for start, stop in steps)
         msg = f"load_state_dict: steps {named} were to be skipped, and the loaded state does not skip them: call "
         warn_user(f"{msg}skip_steps after load_state_dict", SkippedStepsWarning)
+    if forgets_restore:
+        msg = "load_state_dict: skipped steps were to be restored, and the loaded state does not restore them: call "
+        warn_user(f"{msg}restore_skipped after load_state_dict", SkippedStepsWarning)
 
 
 def warn_of_unrestored_steps(epoch: int, framework: str) -> None:
-    """Warn that a framework goes on before the skipped steps of an epoch are restored."""
-    msg = (
-        f"restore_skipped: epoch {epoch} ended before its skipped steps were delivered again: {framework} had planned "
-    )
-    warn_user(f"{msg}the epoch's length without them", SkippedStepsWarning)
+    """Warn that a framework ended an epoch before its skipped steps were restored."""
+    msg = f"restore_skipped: {framework} ended epoch {epoch} before all of its skipped steps were delivered again: it "
+    warn_user(f"{msg}plans the length of an epoch ahead, and may have a limit", SkippedStepsWarning)
 
 
 def warn_of_touched_files(saved: SavedState, run: Run) -> None:

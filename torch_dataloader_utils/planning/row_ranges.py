@@ -56,6 +56,15 @@ def gaps(windows: Windows, rows: int) -> Windows:
     return tuple((start, stop) for start, stop in zip(bounds[::2], bounds[1::2], strict=True) if start < stop)
 
 
+def without(windows: Iterable[tuple[int, int]], others: Windows) -> Windows:
+    """Return the parts of windows that other ones do not contain."""
+    left: list[tuple[int, int]] = []
+    for start, stop in windows:
+        within = [(max(first, start), min(end, stop)) for first, end in others if first < stop and start < end]
+        left += gaps(((0, start), *within), stop)
+    return tuple(left)
+
+
 def first_overlap(ranges: Iterable[RowRange]) -> tuple[RowRange, RowRange] | None:
     """Return the first two ranges, in sorted order, that share a row; None if no two ranges do."""
     for pair in pairwise(sorted(ranges)):

@@ -39,8 +39,9 @@ CHANGED = "A file rewritten with other rows between SIGKILL and resume"
 
 PAUSE_SEC = 0.004
 LONGEST_SEC = 0.3
-"""A job lives so long at most after its first batch. After `PATIENCE` kills without a commit it lives twice as long."""
+"""A job lives so long at most after its first batch."""
 PATIENCE = 15
+"""After each so many kills in a row without a commit, a job lives twice as long."""
 HANGS_SEC = 60.0
 HANGS = f"TimeoutError: no sign of life for {HANGS_SEC:.0f} s"
 VAIN_KILLS = 100

@@ -21,6 +21,7 @@ from torch_dataloader_utils.planning.row_ranges import (
     row_numbers,
     size_of,
     splits_of_rows,
+    without,
 )
 
 windows = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 8)).map(lambda pair: (pair[0], sum(pair))), max_size=9)
@@ -48,6 +49,13 @@ def test_merged_windows_hold_the_same_rows_rise_and_do_not_touch(ranges):
 @given(windows, st.integers(40, 50))
 def test_gaps_are_the_rows_that_windows_leave(ranges, rows):
     assert rows_in(gaps(merged(ranges), rows)) == set(range(rows)) - rows_in(ranges)
+
+
+@given(windows, windows)
+def test_windows_without_others_are_the_rows_of_these_alone(ranges, others):
+    left = without(merged(ranges), merged(others))
+    assert rows_in(left) == rows_in(ranges) - rows_in(others)
+    assert merged(left) == left
 
 
 @given(splits)
