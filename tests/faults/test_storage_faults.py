@@ -32,7 +32,8 @@ from s3fs import S3FileSystem
 from support import open_loader
 
 from torch_dataloader_utils import UnreadableFileError
-from torch_dataloader_utils.storage import attempts, obstore_s3
+from torch_dataloader_utils.storage import attempts
+from torch_dataloader_utils.storage.obstore import s3 as obstore_s3
 from torch_dataloader_utils.storage.s3 import OneAttemptS3
 
 pytestmark = [

@@ -38,8 +38,9 @@ from torch_dataloader_utils.distributed import load_rank_state, save_rank_state
 from torch_dataloader_utils.reading.row_groups.fetcher import FETCHES, LARGEST_GAP
 from torch_dataloader_utils.reading.row_groups.file_row_group import FileRowGroup
 from torch_dataloader_utils.reading.row_groups.reader import RowGroupReader
-from torch_dataloader_utils.storage import attempts, obstore_s3, range_stream, request_size
-from torch_dataloader_utils.storage.plain_http import HttpRange
+from torch_dataloader_utils.storage import attempts, range_stream, request_size
+from torch_dataloader_utils.storage.obstore import s3 as obstore_s3
+from torch_dataloader_utils.storage.obstore.plain_http import HttpRange
 from torch_dataloader_utils.workers import message_size
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")

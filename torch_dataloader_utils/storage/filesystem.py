@@ -16,7 +16,6 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractBufferedFile
 
 from torch_dataloader_utils.errors import UnreadableFileError
-from torch_dataloader_utils.storage import obstore_s3
 from torch_dataloader_utils.storage.attempts import DEFAULT_TIMEOUT_SEC, Retry, attempt, in_background, within
 from torch_dataloader_utils.storage.causes import NoRangeError, most_attempts, most_attempts_locally
 from torch_dataloader_utils.storage.forks import hold_filesystems, release_filesystems
@@ -28,6 +27,7 @@ from torch_dataloader_utils.storage.local_file import (
     may_be_mapped,
     read_local,
 )
+from torch_dataloader_utils.storage.obstore import s3 as obstore_s3
 from torch_dataloader_utils.storage.range_stream import RangeStream, ReceivedRange
 from torch_dataloader_utils.storage.redaction import Redactor
 from torch_dataloader_utils.storage.remote_file import RemoteFile, size_and_etag

@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeAlias
 
 import fsspec
 
-from torch_dataloader_utils.storage import obstore_s3
-from torch_dataloader_utils.storage.obstore_options import options_of
+from torch_dataloader_utils.storage.obstore import s3 as obstore_s3
+from torch_dataloader_utils.storage.obstore.options import options_of
 from torch_dataloader_utils.storage.redaction import Redactor
 
 Client: TypeAlias = Literal["s3fs", "obstore", "obstore in other processes"]

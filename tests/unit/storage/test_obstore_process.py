@@ -19,11 +19,11 @@ import pytest
 from conftest import S3Server
 from jobs.processes import inherited, living, own_children, wait_until_none
 
-from torch_dataloader_utils.storage import obstore_process
 from torch_dataloader_utils.storage.filesystem import Storage
-from torch_dataloader_utils.storage.obstore_options import options_of
-from torch_dataloader_utils.storage.obstore_process import ObstoreProcess
-from torch_dataloader_utils.storage.obstore_s3 import ObstoreS3
+from torch_dataloader_utils.storage.obstore import process as obstore_process
+from torch_dataloader_utils.storage.obstore.options import options_of
+from torch_dataloader_utils.storage.obstore.process import ObstoreProcess
+from torch_dataloader_utils.storage.obstore.s3 import ObstoreS3
 from torch_dataloader_utils.storage.s3 import OneAttemptS3
 from torch_dataloader_utils.storage.stored_file import StoredFile
 
@@ -215,7 +215,7 @@ def test_a_directory_is_found_though_the_first_listing_fails(s3, bucket, monkeyp
 
 STARTS_ONE = """
 import os, signal, sys
-from torch_dataloader_utils.storage.obstore_process import ObstoreProcess
+from torch_dataloader_utils.storage.obstore.process import ObstoreProcess
 process = ObstoreProcess({"region": "us-east-1"}, 60.0)
 assert "obstore" not in sys.modules
 print(process._process.pid, flush=True)

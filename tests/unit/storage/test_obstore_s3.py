@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from torch_dataloader_utils.storage.obstore_options import options_of
-from torch_dataloader_utils.storage.obstore_s3 import ObstoreError, ObstoreS3, _may_be_marked
+from torch_dataloader_utils.storage.obstore.options import options_of
+from torch_dataloader_utils.storage.obstore.s3 import ObstoreError, ObstoreS3, _may_be_marked
 
 URL = "s3://bucket/data"
 PAIR = {"key": "K", "secret": "S"}
@@ -141,7 +141,7 @@ FORKED = """
 import os, sys
 if sys.argv[1] == "imported":
     import obstore
-from torch_dataloader_utils.storage.obstore_s3 import is_usable
+from torch_dataloader_utils.storage.obstore.s3 import is_usable
 print(is_usable(), flush=True)
 child = os.fork()
 if child == 0:
@@ -183,7 +183,7 @@ def test_listings_are_left_to_s3fs_where_a_directory_may_look_like_a_file(names,
 INHERITED = """
 import gc, os, sys, weakref
 from obstore.exceptions import BaseError
-from torch_dataloader_utils.storage.obstore_calls import ObstoreCalls
+from torch_dataloader_utils.storage.obstore.calls import ObstoreCalls
 
 calls = ObstoreCalls({"endpoint": "http://127.0.0.1:1", "region": "us-east-1", "skip_signature": True}, 1)
 try:
@@ -211,7 +211,7 @@ def test_a_forked_process_keeps_what_it_inherits():
 AT_ONCE = """
 import threading, time
 from concurrent.futures import ThreadPoolExecutor
-from torch_dataloader_utils.storage.obstore_calls import ObstoreCalls
+from torch_dataloader_utils.storage.obstore.calls import ObstoreCalls
 
 options = {"endpoint": "http://127.0.0.1:1", "region": "us-east-1"}
 calls = ObstoreCalls(options | {"aws_access_key_id": "K", "aws_secret_access_key": "S"}, 1)

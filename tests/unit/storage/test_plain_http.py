@@ -18,11 +18,12 @@ from typing import Any
 import pytest
 from conftest import S3Server
 
-from torch_dataloader_utils.storage import obstore_s3, plain_http
 from torch_dataloader_utils.storage.causes import ChangedFileError
-from torch_dataloader_utils.storage.obstore_options import options_of
-from torch_dataloader_utils.storage.obstore_s3 import LEAST_BY_HTTP, ObstoreRange, ObstoreS3
-from torch_dataloader_utils.storage.plain_http import HttpError, HttpRange, PlainHttp
+from torch_dataloader_utils.storage.obstore import plain_http
+from torch_dataloader_utils.storage.obstore import s3 as obstore_s3
+from torch_dataloader_utils.storage.obstore.options import options_of
+from torch_dataloader_utils.storage.obstore.plain_http import HttpError, HttpRange, PlainHttp
+from torch_dataloader_utils.storage.obstore.s3 import LEAST_BY_HTTP, ObstoreRange, ObstoreS3
 
 pytestmark = [pytest.mark.usefixtures("leaves_nothing_behind")]
 

@@ -15,10 +15,10 @@ import pytest
 from conftest import S3Server
 from fsspec.asyn import get_loop
 
-from torch_dataloader_utils.storage import obstore_s3
 from torch_dataloader_utils.storage.attempts import within
-from torch_dataloader_utils.storage.obstore_options import options_of
-from torch_dataloader_utils.storage.plain_http import HttpRange
+from torch_dataloader_utils.storage.obstore import s3 as obstore_s3
+from torch_dataloader_utils.storage.obstore.options import options_of
+from torch_dataloader_utils.storage.obstore.plain_http import HttpRange
 from torch_dataloader_utils.storage.range_stream import LARGEST_REST, RangeStream
 from torch_dataloader_utils.storage.request_size import Answer
 from torch_dataloader_utils.storage.s3 import OneAttemptS3, S3Range

@@ -23,7 +23,7 @@ from contextlib import suppress
 from multiprocessing import spawn
 from typing import Any
 
-from torch_dataloader_utils.storage import obstore_calls
+from torch_dataloader_utils.storage.obstore import calls as obstore_calls
 
 BEGUN = 0
 """The number of what the process answers first."""

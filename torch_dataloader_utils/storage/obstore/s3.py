@@ -30,9 +30,9 @@ import pyarrow as pa
 
 from torch_dataloader_utils.storage.attempts import within
 from torch_dataloader_utils.storage.causes import require_same_version, told_by_s3
-from torch_dataloader_utils.storage.obstore_calls import ObstoreCalls
-from torch_dataloader_utils.storage.obstore_process import ObstoreProcess
-from torch_dataloader_utils.storage.plain_http import HttpRange, PlainHttp
+from torch_dataloader_utils.storage.obstore.calls import ObstoreCalls
+from torch_dataloader_utils.storage.obstore.plain_http import HttpRange, PlainHttp
+from torch_dataloader_utils.storage.obstore.process import ObstoreProcess
 from torch_dataloader_utils.storage.range_stream import ReceivedRange
 from torch_dataloader_utils.storage.request_size import Answer
 

@@ -1,7 +1,7 @@
 """Calls of obstore, in the process that wants the answers, or in one that runs this file as a script for it.
 
 A process that is going to fork others must not import obstore, so it has another one list and read for it while it
-opens a dataset (`obstore_process`). This module imports nothing of the package: with obstore it starts in some 20 ms,
+opens a dataset (`process`). This module imports nothing of the package: with obstore it starts in some 20 ms,
 where s3fs takes 0.3 s.
 """
 
