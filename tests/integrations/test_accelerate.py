@@ -220,3 +220,15 @@ def test_steps_restored_within_a_pass_come_in_it_or_in_the_next_one(tmp_path: Pa
             if number == at and len(rows) <= ROWS - 100:
                 made.restore_skipped()
     assert rows == [*range(100), *range(200, ROWS), *range(100, 200)]
+
+
+def test_a_restore_where_nothing_was_skipped_changes_nothing(tmp_path: Path):
+    write_dataset(tmp_path / "data", FILES)
+    accelerate = pytest.importorskip("accelerate")
+    module = pytest.importorskip("torch_dataloader_utils.integrations.accelerate")
+    made, _ = open_loader(tmp_path / "data", num_workers=0, batch_size=50)
+    loader = module.prepare_loader(accelerate.Accelerator(cpu=True), made)
+    for epoch in range(3):
+        assert loader.epoch == epoch
+        assert sum(1 for _ in loader) == 9
+        made.restore_skipped()

@@ -285,6 +285,7 @@ def test_a_resume_saves_no_checkpoint_between_two_steps_of_the_optimizer(tmp_pat
 
 VALIDATING = """
 import warnings
+from shutil import rmtree
 import lightning, torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch_dataloader_utils import SkippedStepsWarning, StructuredDataset
@@ -312,11 +313,12 @@ class Model(lightning.LightningModule):
         self.done.append("s")
 
 class Skips(Callback):
-    def __init__(self, loader, late, late_at, restored):
+    def __init__(self, loader, late, late_at, late_epoch, restored):
         self.loader, self.late, self.late_at, self.restored = loader, late, late_at, restored
+        self.late_epoch = late_epoch
 
     def on_train_epoch_start(self, trainer, model):
-        if self.late and self.late_at is None and trainer.current_epoch == 0:
+        if self.late and self.late_at is None and trainer.current_epoch == self.late_epoch:
             self.loader.skip_steps(*self.late)
 
     def on_train_batch_end(self, trainer, model, outputs, batch, number):
@@ -325,17 +327,20 @@ class Skips(Callback):
         if trainer.current_epoch == 0 and number == self.restored:
             self.loader.restore_skipped()
 
-def fit(batch_size, checkpoint=None, skipped=None, excluded=(), late=None, late_at=None, restored=None, **options):
+def fit(
+    batch_size, checkpoint=None, skipped=None, excluded=(), late=None, late_at=None, late_epoch=0, restored=None,
+    saved_every=4, **options,
+):
     loader, _ = StructuredDataset.create_dataloader("data", batch_size=batch_size, num_workers=0)
     if skipped:
         loader.skip_steps(*skipped)
     loader.exclude(excluded)
     held_out, _ = StructuredDataset.create_dataloader("data", batch_size=444, num_workers=0)
-    saves = ModelCheckpoint("checkpoints", "{step}", every_n_train_steps=4, save_top_k=-1)
+    saves = ModelCheckpoint("checkpoints", "{step}", every_n_train_steps=saved_every, save_top_k=-1)
     model = Model()
     lightning.Trainer(
         max_epochs=2, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
-        num_sanity_val_steps=0, callbacks=[saves, Skips(loader, late, late_at, restored)], **options,
+        num_sanity_val_steps=0, callbacks=[saves, Skips(loader, late, late_at, late_epoch, restored)], **options,
     ).fit(model, ResumableLoader(loader), held_out, ckpt_path=checkpoint)
     done = "".join(model.done)
     return done if options.get("accumulate_grad_batches") else done.replace("s", "")
@@ -354,6 +359,13 @@ done = fit(40, late=(2, 4))
 assert done == "t" * 10 + "v|" + "t" * 12 + "v|", done
 done = fit(40, "checkpoints/step=4.ckpt", skipped=(0, 2))  # which the checkpoint has behind it
 assert done == "t" * 8 + "v|" + "t" * 12 + "v|", done
+done = fit(40, late=(2, 4), late_epoch=1)
+assert done == "t" * 12 + "v|" + "t" * 10 + "v|", done
+rmtree("checkpoints")
+done = fit(40, late=(2, 4), saved_every=5)  # of ten steps
+for step, left in ((5, 5), (10, 0)):
+    done = fit(40, f"checkpoints/step={step}.ckpt")
+    assert done.removeprefix("t" * left + "v|" if left else "") == "t" * 12 + "v|", (step, done)
 for at, wanted in ((3, (6, 8)), (10, (11, 12))):  # the pass that runs goes on with all steps
     done = fit(40, late=wanted, late_at=at)
     assert done == ("t" * 12 + "v|") * 2, (at, done)

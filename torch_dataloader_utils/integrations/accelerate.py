@@ -77,8 +77,7 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]
         self.gradient_state = accelerator.gradient_state
         self._non_blocking = accelerator.non_blocking
         self._ends_together = ends_together
-        # The epoch that was delivered last, if it was to its end, and whether skipped steps were to be restored then.
-        self._ended: tuple[int, bool] | None = None
+        self._ended: int | None = None  # the epoch that was delivered last, if it was to its end
         self.reset()
 
     def _require_own_rank(self, accelerator: Accelerator) -> None:
@@ -119,18 +118,14 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]
 
     @property
     def _has_ended(self) -> bool:
-        """Whether the epoch was delivered to its end, and no skipped steps were to be restored since then."""
-        if self._ended is None or self._ended[0] != self.dataset.epoch:
-            return False
-        return self._ended[1] or not self.loader.skip_requests.restores
+        """Whether the epoch was delivered to its end, and this rank has no skipped steps to restore."""
+        return self.dataset.epoch == self._ended and not self.loader.leaves_restored
 
-    def _note_end(self, *, is_last: bool) -> None:
-        """Note whether the epoch has ended, after a batch or a load."""
-        self._ended = (self.dataset.epoch, self.loader.skip_requests.restores) if is_last else None
-
-    def _leaves_restored(self) -> bool:
-        """Whether skipped steps that are to be restored are left to some rank. All ranks ask together."""
-        return self.loader.skip_requests.restores and not on_all_ranks(not self.loader.leaves_restored)
+    def _has_ended_everywhere(self) -> bool:
+        """Whether no rank has skipped steps to restore after the end of the epoch. All ranks ask together."""
+        if not self.loader.skip_requests.restores:
+            return self.dataset.epoch == self._ended
+        return self.dataset.epoch == self._ended and on_all_ranks(not self.loader.leaves_restored)
 
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch: see `StructuredDataset.set_epoch`."""
@@ -143,8 +138,8 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]
 
     def __iter__(self) -> Iterator[Any]:
         """Deliver the epoch, or the rest of it that a loaded state has left, on the accelerator's device."""
-        if self.epoch != self.dataset.epoch:
-            self.set_epoch(self.epoch)
+        if self._has_ended_everywhere():
+            self.set_epoch(self.dataset.epoch + 1)
         self.reset()
         self.gradient_state._add_dataloader(self)  # noqa: SLF001 - as the mixin's begin() does
         try:
@@ -156,9 +151,9 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]
                 batches = iter(self.loader)
             for batch, is_last in with_last(batches, agreed):
                 self.end_of_dataloader = is_last
-                self._note_end(is_last=is_last)
+                self._ended = self.dataset.epoch if is_last else None
                 yield batch if self.device is None else send_to_device(batch, self.device, self._non_blocking)
-            self._note_end(is_last=not self._leaves_restored())  # also where no batch was left
+            self._ended = self.dataset.epoch  # also where no batch was left
         finally:
             self.end()
 
@@ -175,4 +170,4 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]
         self._accelerator.step = state_dict["step"]
         # Where ranks end together, some have batches left when the epoch has ended. Older states do not say that.
         ended = on_all_ranks(self.dataset.is_finished) or state_dict.get("ended", False)
-        self._note_end(is_last=ended)
+        self._ended = self.dataset.epoch if ended else None

@@ -24,6 +24,7 @@ from torch_dataloader_utils.distributed.steps import agreed_end
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
 from torch_dataloader_utils.loader.device import require_loader
 from torch_dataloader_utils.loader.iteration import BatchIterator
+from torch_dataloader_utils.loader.skip_requests import SkipRequests
 from torch_dataloader_utils.loader.user_warnings import warn_of_unrestored_steps
 
 T = TypeVar("T")
@@ -53,6 +54,7 @@ class ResumableLoader:
         self.loader = loader
         self._batches: _Batches | None = None
         self._pass_length: int | None = None  # if steps were skipped or restored since the pass began
+        self._requests = loader.skip_requests  # when Lightning was told the length of the epoch
         self._finished: int | None = None
         self._was_loaded = False
 
@@ -81,7 +83,7 @@ class ResumableLoader:
             TypeError: If a Trainer of the package ``pytorch_lightning`` calls.
         """
         _refuse_other_lightning()
-        self._batches = _Batches(self.loader, _caller(_DataFetcher), _calling_fit_loop())
+        self._batches = _Batches(self.loader, _caller(_DataFetcher), _calling_fit_loop(), self._requests)
         return self._batches
 
     def set_epoch(self, epoch: int) -> None:
@@ -102,6 +104,7 @@ class ResumableLoader:
             self._was_loaded = False
         if was_late or (begins and (fit_loop.is_resuming or epoch == 0)):
             iter(fit_loop._data_fetcher)  # noqa: SLF001 - Lightning does so only in later epochs
+        self._requests = self.loader.skip_requests
         if fit_loop.max_batches != float("inf"):
             _correct_length(self.loader, fit_loop, len(self), begins=True)
             if _must_look_ahead(self.loader, fit_loop):
@@ -153,12 +156,18 @@ class ResumableDataModuleMixin:
 class _Batches(Iterator[Any]):
     """The batches of a pass. What Lightning has fetched ahead is delivered, and so counted, only when it is taken."""
 
-    def __init__(self, loader: StructuredDataLoader, fetcher: _DataFetcher | None, fit_loop: _FitLoop | None) -> None:
+    def __init__(
+        self,
+        loader: StructuredDataLoader,
+        fetcher: _DataFetcher | None,
+        fit_loop: _FitLoop | None,
+        requests: SkipRequests,
+    ) -> None:
         self._loader = loader
         self._fetcher = fetcher
         self._fit_loop = fit_loop
         self._progress = None if fit_loop is None else fit_loop.epoch_loop.batch_progress.total
-        self._requests = loader.skip_requests
+        self._requests = requests
         self._batches: BatchIterator | None = None
         self._agreed = bool if fit_loop is None else agreed_end(loader)
         self._fetched = 0
@@ -262,17 +271,15 @@ def _leave_ended_epoch(fit_loop: _FitLoop) -> None:
     """Let the next epoch begin whole after a checkpoint of an epoch's end, where Lightning would not.
 
     With `max_steps` it takes an epoch that had ended for one in whose midst the checkpoint was saved, and passes over
-    the next one. Where it does not know an epoch's length, it goes on to count the batches of the one before.
+    the next one. Where an epoch has another length, or it does not know it, it goes on to count the batches of the one
+    before.
     """
     epoch_loop = fit_loop.epoch_loop
     if fit_loop.restarted_on_epoch_end and fit_loop._iteration_based_training():  # noqa: SLF001
         _Loop.restarting.fset(fit_loop, False)  # noqa: FBT003 - the loop's own says True
         fit_loop.reset()
-    elif (
-        fit_loop.max_batches == float("inf")
-        and epoch_loop.restarted_on_train_batch_end
-        and epoch_loop.batch_progress.is_last_batch
-    ):  # as Lightning does where it knows the length
+    elif epoch_loop.restarted_on_train_batch_end and epoch_loop.batch_progress.is_last_batch:
+        # As Lightning does where it knows the length, and that is the same as the next epoch's.
         epoch_loop.batch_progress.increment_completed()
         epoch_loop.reset_restart_stage()
         epoch_loop.batch_progress.reset_on_run()

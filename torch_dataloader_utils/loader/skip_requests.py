@@ -47,7 +47,10 @@ class SkipRequests:
 
     def forget_restore(self, loaded: Progress, saved: Iterable[SavedState]) -> bool:
         """Whether skipped steps were to be restored, and the states have such steps and do not restore them."""
-        skips = any(state.skips is not None and state.skips.steps for state in saved)
+        skips = any(
+            (state.skips is not None and state.skips.steps) or (state.baseline is not None and state.baseline.skipped)
+            for state in saved
+        )
         return self.restores and skips and not loaded.restores
 
     def are_of(self, progress: Progress) -> bool:
