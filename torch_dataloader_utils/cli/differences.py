@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch_dataloader_utils.dataset.manifest_file import MAGIC, parse_manifest
 from torch_dataloader_utils.distributed.read_states import read_states
 from torch_dataloader_utils.errors import cut
 from torch_dataloader_utils.formats.base import KnownFooters
+from torch_dataloader_utils.planning import row_ranges
 from torch_dataloader_utils.storage.file_object import stored_file
 from torch_dataloader_utils.storage.filesystem import Storage
 from torch_dataloader_utils.storage.listing import Listing
@@ -168,21 +169,17 @@ def _requests(first: SavedState, second: SavedState) -> Iterator[Change]:
 
 def _excluded(excluded: SavedExclusions) -> str | None:
     """Return what is excluded: rows by their numbers among all rows, and expressions, each with its first epoch."""
-    parts = [
-        f"rows {_ranges(np.frombuffer(numbers, '<i8').reshape(-1, 2).tolist())} from epoch {epoch} on"
-        for epoch, numbers in excluded.rows
-    ]
+    parts = []
+    for epoch, numbers in excluded.rows:
+        bounds = np.frombuffer(numbers, "<i8").tolist()
+        windows = zip(bounds[::2], bounds[1::2], strict=True)
+        parts.append(f"rows {row_ranges.in_words(windows)} from epoch {epoch} on")
     parts += [f"{expression.text} from epoch {expression.epoch} on" for expression in excluded.expressions]
     return "; ".join(parts) or None
 
 
 def _skipped(state: SavedState) -> str | None:
-    return None if state.skips is None else _ranges(state.skips.steps) or None
-
-
-def _ranges(windows: Iterable[Sequence[int]]) -> str:
-    """Return ranges in words, given where each begins and where it has ended."""
-    return ", ".join(str(start) if stop == start + 1 else f"{start} to {stop - 1}" for start, stop in windows)
+    return None if state.skips is None else row_ranges.in_words(state.skips.steps) or None
 
 
 def _settings_of_mixtures(first: SavedMixture, second: SavedMixture) -> Iterator[Change]:

@@ -123,9 +123,8 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]
 
     def _has_ended_everywhere(self) -> bool:
         """Whether no rank has skipped steps to restore after the end of the epoch. All ranks ask together."""
-        if not self.loader.skip_requests.restores:
-            return self.dataset.epoch == self._ended
-        return self.dataset.epoch == self._ended and on_all_ranks(not self.loader.leaves_restored)
+        restores = self.loader.skip_requests.restores
+        return self.dataset.epoch == self._ended and (not restores or on_all_ranks(not self.loader.leaves_restored))
 
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch: see `StructuredDataset.set_epoch`."""

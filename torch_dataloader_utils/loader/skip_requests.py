@@ -12,7 +12,7 @@ from torch_dataloader_utils.checkpoint.skipped_steps import Mark, SkippedSteps
 from torch_dataloader_utils.errors import CheckpointMismatchError, Difference, ProgressUnknownError
 from torch_dataloader_utils.planning.plan import DeliveredBaseline
 from torch_dataloader_utils.planning.quotas import Quotas
-from torch_dataloader_utils.planning.row_ranges import Windows, merged, without
+from torch_dataloader_utils.planning.row_ranges import Windows, in_words, merged, without
 from torch_dataloader_utils.reading.scan import ReadOptions
 
 
@@ -110,7 +110,7 @@ def require_same_batches(
         if is_ahead and saved.batching is not None and options.batching is not None:
             is_same = options.batching.cuts_as(saved.batching)
     if not is_same:
-        steps = ", ".join(f"{start} to {stop - 1}" for start, stop in progress.skip_requests)
+        steps = in_words(progress.skip_requests)
         batches = f"batch_size={options.batch_size}" if options.batching is None else repr(options.batching)
         msg = f"the checkpoint skips steps {steps}, and with {batches} and drop_last={options.drop_last} these have "
         own = "its batch_size or batching" if saved.batching is None else f"its batching={saved.batching!r}"

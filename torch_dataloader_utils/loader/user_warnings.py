@@ -20,7 +20,7 @@ from torch_dataloader_utils.errors import (
     UnevenRanksWarning,
     warn_user,
 )
-from torch_dataloader_utils.planning.row_ranges import Windows
+from torch_dataloader_utils.planning.row_ranges import Windows, in_words
 
 LOG = logging.getLogger("torch_dataloader_utils")
 
@@ -72,9 +72,8 @@ def warn_of_slow_transport() -> None:
 def warn_of_forgotten_skips(steps: Windows, *, forgets_restore: bool) -> None:
     """Warn of steps that were to be skipped, and of a request to restore them, if a load forgets them."""
     if steps:
-        named = ", ".join(str(start) if stop == start + 1 else f"{start} to {stop - 1}" for start, stop in steps)
-        msg = f"load_state_dict: steps {named} were to be skipped, and the loaded state does not skip them: call "
-        warn_user(f"{msg}skip_steps after load_state_dict", SkippedStepsWarning)
+        msg = f"load_state_dict: steps {in_words(steps)} were to be skipped, and the loaded state does not skip them: "
+        warn_user(f"{msg}call skip_steps after load_state_dict", SkippedStepsWarning)
     if forgets_restore:
         msg = "load_state_dict: skipped steps were to be restored, and the loaded state does not restore them: call "
         warn_user(f"{msg}restore_skipped after load_state_dict", SkippedStepsWarning)

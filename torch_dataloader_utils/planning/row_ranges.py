@@ -65,6 +65,11 @@ def without(windows: Iterable[tuple[int, int]], others: Windows) -> Windows:
     return tuple(left)
 
 
+def in_words(windows: Iterable[tuple[int, int]]) -> str:
+    """Return windows as a message shows them: each by its first and its last number."""
+    return ", ".join(str(start) if stop == start + 1 else f"{start} to {stop - 1}" for start, stop in windows)
+
+
 def first_overlap(ranges: Iterable[RowRange]) -> tuple[RowRange, RowRange] | None:
     """Return the first two ranges, in sorted order, that share a row; None if no two ranges do."""
     for pair in pairwise(sorted(ranges)):
