@@ -35,7 +35,7 @@ def filter_columns(filters: pc.Expression, schema: pa.Schema) -> pa.Schema:
         raise ColumnError(f"the filter {filters!s:.200} gives {dtype}, not true or false: compare it with something")
     needed = _needed(filters, schema)
     try:
-        rules_out(filters, needed, all_of(pc.field(name).is_null() for name in needed.names))
+        _proves_empty(filters, needed, all_of(pc.field(name).is_null() for name in needed.names))
     except pa.ArrowInvalid as error:  # a filter that needs more than one row, such as a sum
         raise _filter_error(filters, schema, error) from None
     return needed
@@ -94,7 +94,18 @@ def _bound_type(filters: pc.Expression, schema: pa.Schema) -> pa.DataType:
 
 
 def rules_out(filters: pc.Expression, needed: pa.Schema, guarantee: pc.Expression | None) -> bool:
-    """Whether pyarrow proves that no row for which the guarantee is true passes a filter that needs these columns."""
+    """Whether pyarrow proves that no row for which the guarantee is true passes a filter that needs these columns.
+
+    It proves nothing where it cannot compute the filter of what is guaranteed, such as a number of the text "n/a". The
+    error is that of the row group then.
+    """
+    try:
+        return _proves_empty(filters, needed, guarantee)
+    except pa.ArrowInvalid:
+        return False
+
+
+def _proves_empty(filters: pc.Expression, needed: pa.Schema, guarantee: pc.Expression | None) -> bool:
     sink = pa.BufferOutputStream()
     row = pa.table({column.name: pa.nulls(1, column.type) for column in needed})
     pq.write_table(row, sink, write_statistics=False)

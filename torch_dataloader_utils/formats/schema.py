@@ -18,6 +18,10 @@ import pyarrow as pa
 from torch_dataloader_utils.columns.arrow import encoded_schema
 from torch_dataloader_utils.errors import ColumnError, UnreadableFileError
 
+MOST_DIGITS = {pa.decimal128: 38, pa.decimal256: 76}
+"""The digits that a decimal may have
+(https://arrow.apache.org/docs/cpp/api/datatype.html, ``Decimal128Type`` and ``Decimal256Type``)."""
+
 
 @dataclass(frozen=True, slots=True)
 class FileSchema:
@@ -152,7 +156,9 @@ class AllColumns:
                 continue
             home = next(file.path for file in self.files if column.name in file.schema.names)
             problems[column.name] = f"is both in the paths of files and in {home}: open the dataset without "
-            problems[column.name] += "`partitioning`, write the files without it, or choose `columns` without it"
+            problems[column.name] += (
+                "`partitioning`, write the files without it, or choose `columns` and `filters` without it"
+            )
         return Unified(pa.schema([*whole.schema, *from_paths]), problems)
 
     def name_of(self, schema: pa.Schema, column: str) -> str | None:
@@ -210,7 +216,23 @@ def _common(known: pa.DataType, dtype: pa.DataType) -> pa.DataType | None:
         common = pa.unify_schemas([pa.schema([("", known)]), pa.schema([("", dtype)])], promote_options="permissive")
     except (pa.ArrowException, TypeError):
         return None
-    return common.types[0]
+    return _with_all_digits(common.types[0], known, dtype)
+
+
+def _with_all_digits(common: pa.DataType, *dtypes: pa.DataType) -> pa.DataType | None:
+    """Return a common type in which a decimal has a digit for each of an integer's; None if there is no such type.
+
+    pyarrow's own has one too few for its own cast (seen in 17.0 and in 26.0).
+    """
+    integers = [dtype for dtype in dtypes if pa.types.is_integer(dtype)]
+    if not integers or not pa.types.is_decimal(common):
+        return common
+    largest = [2 ** (dtype.bit_width - pa.types.is_signed_integer(dtype)) - 1 for dtype in integers]
+    precision = max(common.precision, *(len(str(number)) + common.scale for number in largest))
+    if precision > MOST_DIGITS[pa.decimal256]:
+        return None
+    is_long = pa.types.is_decimal256(common) or precision > MOST_DIGITS[pa.decimal128]
+    return (pa.decimal256 if is_long else pa.decimal128)(precision, common.scale)
 
 
 def _would_change_values(dtype: pa.DataType, other: pa.DataType) -> bool:

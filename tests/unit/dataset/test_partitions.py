@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -298,6 +299,40 @@ def test_types_that_differ_are_unified_as_pyarrow_does(tmp_path, case, turned):
     [batch] = loader
     assert batch.select(["x", "y"]).to_pydict() == expected.to_pydict()
     assert batch.schema.field("x").type == expected.schema.field("x").type
+
+
+DECIMALS = {
+    "few digits": (pa.int32(), pa.decimal128(5, 2), pa.decimal128(12, 2)),
+    "integers of 8 bits": (pa.int8(), pa.decimal128(5, 2), pa.decimal128(5, 2)),
+    "no sign": (pa.uint64(), pa.decimal128(9, 2), pa.decimal128(22, 2)),
+    "as many digits as there are": (pa.int64(), pa.decimal128(38, 19), pa.decimal128(38, 19)),
+    "more than decimals of 128 bits have": (pa.int64(), pa.decimal128(38, 38), pa.decimal256(57, 38)),
+    "256 bits": (pa.int8(), pa.decimal256(9, 2), pa.decimal256(9, 2)),
+}
+
+
+@pytest.mark.parametrize("case", DECIMALS)
+@pytest.mark.parametrize("turned", [False, True])
+def test_decimals_become_as_long_as_every_integer_of_another_file_needs(tmp_path, case, turned):
+    integer, decimal, kind = DECIMALS[case]
+    largest = 2 ** (integer.bit_width - pa.types.is_signed_integer(integer)) - 1
+    parts = [
+        pa.array([largest, 0], integer),
+        pa.array([Decimal("0.01").scaleb(2 - decimal.scale), None], decimal),
+    ]
+    for name, values in zip("ab", reversed(parts) if turned else parts, strict=True):
+        write(tmp_path / f"{name}.parquet", x=values)
+    loader, dataset = open_loader(tmp_path, output_format="dict", batch_size=100)
+    assert dataset.schema.field("x").type == kind
+    [batch] = loader
+    assert sorted(value for value in batch["x"] if value is not None) == sorted([largest, 0, parts[1][0].as_py()])
+
+
+def test_integers_and_decimals_that_no_decimal_has_digits_for_are_refused_with_both_files(tmp_path):
+    write(tmp_path / "a.parquet", x=pa.array([1], pa.int64()))
+    write(tmp_path / "b.parquet", x=pa.array([1], pa.decimal256(76, 60)))
+    with pytest.raises(ColumnError, match=r"column 'x' is .* in .*b\.parquet but .* in .*a\.parquet.*no common type"):
+        open_loader(tmp_path)
 
 
 def test_a_column_that_a_file_lacks_is_null_there(tmp_path):

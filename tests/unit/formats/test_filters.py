@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from support import batches_of, open_loader
 
+from torch_dataloader_utils import UnreadableFileError
 from torch_dataloader_utils.formats import filters as pruning
 
 X, N = pc.field("x"), pc.field("n")
@@ -43,6 +44,39 @@ def test_a_filter_keeps_the_rows_that_it_keeps_row_by_row(data, name, options):
     kept = table.append_column("row", pa.array(range(12))).filter(FILTERS[name])["row"].to_pylist()
     loader, _ = open_loader(data, filters=FILTERS[name], batch_size=2, **options)
     assert sorted(row for batch in batches_of(loader) for row in batch) == kept
+
+
+S, I = pc.field("s"), pc.field("i")  # noqa: E741 - an integer
+COMPUTED = {
+    "numbers of some texts": pc.if_else(S == "n/a", None, S).cast(pa.int64()) > 5,
+    "floats of integers that they round": I.cast(pa.float32(), safe=False) < 10,
+}
+
+
+@pytest.mark.parametrize("rows", [1, 4], ids=["a row in each row group", "all rows in one"])
+@pytest.mark.parametrize("name", COMPUTED)
+def test_a_filter_that_statistics_cannot_be_put_into_keeps_the_rows_that_it_keeps(tmp_path, name, rows):
+    table = pa.table({"s": ["5", "n/a", "7", "9"], "i": pa.array([2**63, 5, 7, 0], pa.uint64()), "x": [0, 1, 2, 3]})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=rows)
+    loader, _ = open_loader(tmp_path, columns=["x"], filters=COMPUTED[name], output_format="dict")
+    assert [row for batch in loader for row in batch["x"]] == table.filter(COMPUTED[name])["x"].to_pylist()
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_filter_that_fails_for_a_row_names_its_row_group(tmp_path, rows):
+    pq.write_table(pa.table({"s": ["5", "7", "n/a"]}), tmp_path / "a.parquet", row_group_size=rows)
+    loader, _ = open_loader(tmp_path, filters=S.cast(pa.int64()) > 5)
+    with pytest.raises(UnreadableFileError, match=rf"row group {2 // rows} of .*a\.parquet: .*'n/a'"):
+        list(loader)
+
+
+def test_a_filter_that_fails_for_a_partition_names_its_file(tmp_path):
+    for value in ("1", "x"):
+        (tmp_path / f"p={value}").mkdir()
+        pq.write_table(pa.table({"x": [0, 1]}), tmp_path / f"p={value}" / "a.parquet")
+    loader, _ = open_loader(tmp_path, partitioning="hive", filters=pc.field("p").cast(pa.int64()) == 1)
+    with pytest.raises(UnreadableFileError, match=r"p=x/a\.parquet: .*'x'"):
+        list(loader)
 
 
 ZEROS = [[0.0, 0.0], [-0.0, np.nan, 0.0], [0.0, None], [0.0, 1.0], [5.0, 6.0]]

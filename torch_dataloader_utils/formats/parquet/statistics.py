@@ -96,7 +96,8 @@ def _selected(
         fragment = _fragment(footer, all_of((of_nan, case.guarantee)))
         if not case.comparable:
             return tuple(group.id for group in fragment.row_groups)
-        with contextlib.suppress(pa.ArrowNotImplementedError):  # types that pyarrow cannot compare with statistics
+        # Types that pyarrow cannot compare with statistics, and values of which it cannot compute the filter.
+        with contextlib.suppress(pa.ArrowNotImplementedError, pa.ArrowInvalid):
             fragment = fragment.subset(filters, schema=needed)
         selected.update(group.id for group in fragment.row_groups)
     return tuple(sorted(selected))
