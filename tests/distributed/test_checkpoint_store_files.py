@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import resource
 import threading
 import traceback
 import warnings
@@ -24,7 +25,7 @@ from support import all_rows_of, open_loader, rows_of, write_dataset
 from torch_dataloader_utils import CheckpointMismatchError, CheckpointStore, CheckpointStoreError, StoredCheckpoint
 from torch_dataloader_utils.distributed.dcp_storage import _FsspecFiles, writer_of
 from torch_dataloader_utils.distributed.store import _IN_USE
-from torch_dataloader_utils.distributed.store_files import Best, expired
+from torch_dataloader_utils.distributed.store_files import Best, _is_cut, _parse, expired
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 
@@ -99,6 +100,19 @@ def layer(value: float = 0.0) -> torch.nn.Linear:
     model = torch.nn.Linear(2, 2)
     torch.nn.init.constant_(model.weight, value)
     return model
+
+
+class Counts:
+    """An object with a state."""
+
+    def __init__(self, values: dict[str, int]) -> None:
+        self.values = values
+
+    def state_dict(self) -> dict[str, int]:
+        return self.values
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.values = state
 
 
 # Kept and deleted ---------------------------------------------------------------------------------------------------
@@ -192,6 +206,37 @@ def test_no_process_answers_with_a_checkpoint_that_another_has_deleted(disk):
     assert (reader.latest().step, reader.best().step) == (3, 2)
     with pytest.raises(CheckpointStoreError, match="is incomplete: it has no whole checkpoint"):
         reader.restore(model=layer(), step=1)
+
+
+@pytest.mark.parametrize("is_listed", [True, False], ids=["whose save had not ended", "that was not listed"])
+@pytest.mark.parametrize("name", ["latest", "best"])
+def test_the_checkpoint_is_found_for_which_another_process_deletes_those_that_are_looked_at(
+    disk, tmp_path, monkeypatch, name, is_listed
+):
+    store = disk.open(keep_best=("loss", "min", 1))
+    old = store.save(1, model=layer(), metrics={"loss": 2.0})
+    new = store.save(2, model=layer(), metrics={"loss": 1.0})
+    disk.write(disk.path(old, "notes.txt"), b"mine")  # keeps the directory
+    place = Path(disk.path(new, "checkpoint.json")) if is_listed else Path(disk.root, new.name)
+    hidden = place.rename(tmp_path / "hidden")
+
+    def end_save():
+        if hidden.exists():
+            hidden.rename(place)
+            store.files.delete(old.name)
+
+    reader = disk.open(keep_best=("loss", "min", 1))
+    marker_of = reader.files._marker
+
+    def marker_at_that_moment(name):
+        if not is_listed:
+            end_save()
+        marker = marker_of(name)
+        end_save()
+        return marker
+
+    monkeypatch.setattr(reader.files, "_marker", marker_at_that_moment)
+    assert getattr(reader, name)().step == 2
 
 
 def test_the_checkpoint_that_a_training_began_with_is_not_deleted(place):
@@ -368,6 +413,35 @@ def test_a_marker_that_the_store_did_not_write_is_refused_by_name_and_stays(plac
     assert place.steps() == [2, 3]
 
 
+def test_a_marker_that_is_no_json_any_more_is_refused_by_name_and_stays(disk):
+    store = disk.open()
+    store.save(1, model=layer())
+    saved = store.save(2, model=layer())
+    path = Path(disk.path(saved, "checkpoint.json"))
+    path.write_bytes(path.read_bytes().replace(b'"step": 2,', b'"step": 2,,'))
+    later = disk.open(keep_last=1)
+    for call in (later.latest, lambda: later.restore(model=layer()), lambda: later.restore(model=layer(), step=2)):
+        with pytest.raises(CheckpointStoreError, match=rf"{saved.name}/checkpoint\.json is damaged: it is no JSON"):
+            call()
+    later.save(3, model=layer())
+    assert disk.steps() == [2, 3]
+
+
+def test_each_beginning_of_a_marker_is_an_unfinished_save_and_no_flipped_bit_makes_one_of_it(disk):
+    # Without letters that may also be capitals, as in numbers and after a backslash: JSON with them has the same values.
+    metrics = {'"a\\b}': -1.5, "\x85": math.nan, "c": math.inf, "d": 0.25, "e": 1e2, "f": -math.inf}
+    saved = disk.open().save(1, model=layer(), metrics=metrics)
+    text = Path(disk.path(saved, "checkpoint.json")).read_bytes()
+    for whole in (text, b'{"\\u00e9": [-1.5e-07, 1E+30, true, null]}'):
+        assert all(_is_cut(whole[:size]) for size in range(len(whole)))
+    for place in range(len(text)):
+        for bit in range(8):
+            damaged = text[:place] + bytes([text[place] ^ 1 << bit]) + text[place + 1 :]
+            assert not _is_cut(damaged), damaged
+            with pytest.raises(CheckpointStoreError, match=rf"{saved.name}/checkpoint\.json (is|has)"):
+                _parse(damaged, saved.name, saved.url)
+
+
 def test_a_checkpoint_is_no_store(place):
     saved = place.open().save(1, model=layer())
     inside = Place(f"{place.url}/{saved.name}", place.options)
@@ -389,11 +463,31 @@ def test_nothing_is_restored_where_nothing_was_saved(place):
     assert place.open().restore(model=layer()) is None
 
 
+def test_neither_a_save_nor_a_restore_takes_a_bucket_that_does_not_exist_for_an_empty_store(s3):
+    options = s3.storage_options()
+    options["client_kwargs"]["region_name"] = "eu-west-1"  # in which s3fs can make one
+    store = CheckpointStore("s3://a-misspelled-bucket/run", storage_options=options)
+    for call in (store.latest, lambda: store.restore(model=layer()), lambda: store.save(1, model=layer())):
+        with pytest.raises(FileNotFoundError, match=r"s3://a-misspelled-bucket/run.*bucket does not exist"):
+            call()
+    assert "a-misspelled-bucket" not in [bucket["Name"] for bucket in s3.client().list_buckets()["Buckets"]]
+
+
 @pytest.mark.parametrize("size", [1, 3])
 def test_a_model_with_fewer_or_more_layers_is_refused(disk, size):
     disk.open().save(1, model=torch.nn.Sequential(layer(), layer()))
     with pytest.raises(CheckpointStoreError, match=r"step-0000000001.*(model\.1\.bias|model\.2\.)"):
         disk.open().restore(model=torch.nn.Sequential(*(layer() for _ in range(size))))
+
+
+def test_a_part_that_holds_nothing_yet_is_not_passed_over(disk):
+    counts = Counts({"seen": 7})
+    disk.open().save(1, model=layer(), counts=counts)
+    with pytest.raises(CheckpointStoreError, match=r"step-0000000001.*'counts\.seen'.*nothing to load into"):
+        disk.open().restore(model=layer(), counts=Counts({}))
+    restored = Counts({"seen": 0})
+    disk.open().restore(model=layer(), counts=restored)
+    assert restored.values == {"seen": 7}
 
 
 def test_a_part_that_was_not_saved_is_an_error_that_names_those_that_were(disk):
@@ -433,6 +527,16 @@ def test_wrong_arguments_are_refused(disk, arguments, error, message):
 def test_wrong_settings_are_refused(disk, settings, message):
     with pytest.raises(ValueError, match=message):
         disk.open(**settings)
+
+
+def test_a_file_that_cannot_be_written_further_is_an_error_that_says_so(disk):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))  # as where a disk is full
+    try:
+        with pytest.raises(CheckpointStoreError, match=r"step-0000000001-save-000001.*: OSError: .*File too large"):
+            disk.open().save(1, model=torch.nn.Linear(200, 200))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_errors_of_a_storage_name_the_store_and_hold_no_secret(s3):

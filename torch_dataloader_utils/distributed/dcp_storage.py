@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import os
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from typing import Any
 
 from torch.distributed._state_dict_utils import _copy_state_dict, _create_cpu_state_dict
@@ -14,10 +14,14 @@ from torch.distributed.checkpoint._fsspec_filesystem import FileSystem as Fsspec
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import LoadPlan
+from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, SavePlanner
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
 
 from torch_dataloader_utils.errors import shown
+from torch_dataloader_utils.storage.causes import chain_of
 from torch_dataloader_utils.storage.listing import GLOB
+from torch_dataloader_utils.storage.urls import is_s3
 
 
 class _Writer(FileSystemWriter):
@@ -32,6 +36,16 @@ class _Writer(FileSystemWriter):
         staged = _create_cpu_state_dict(state_dict)
         _copy_state_dict(state_dict, staged, type_check=False)
         return staged
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write files. A full disk is an error that says so, in place of the one of torch that came after it."""
+        try:
+            return super().write_data(plan, planner)
+        except Exception as error:
+            first = next((link for link in chain_of(error) if isinstance(link, OSError)), None)
+            if first is None:
+                raise
+            raise first from None
 
 
 def writer_of(fs: Any, location: str) -> FileSystemWriter:
@@ -61,6 +75,13 @@ class _FsspecFiles(FsspecFiles):
         """Open a file."""
         with self.fs.open(os.fspath(path), mode) as stream:
             yield stream
+
+    def mkdir(self, path: str | os.PathLike[str]) -> None:
+        """Make a directory. s3fs would also make a bucket, of a name that may be misspelled."""
+        if is_s3(self.fs):
+            self.fs.mkdir(os.fspath(path), create_parents=False)  # only looks for the bucket
+        else:
+            super().mkdir(path)
 
     def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
         """Rename a file. fsspec's `mv`, by which the base does it, takes some names for patterns."""
@@ -94,7 +115,15 @@ class WholeParts(DefaultLoadPlanner):
     """Loads what is asked for, and raises a ValueError where the checkpoint holds more of a part than is asked for.
 
     `torch.distributed.checkpoint` leaves that out without a word, such as the layers that a smaller model lacks.
+
+    Args:
+        parts: The names of the parts that are asked for. The state of a part may have no names of its own, as of a
+            counter that has counted nothing.
     """
+
+    def __init__(self, parts: Iterable[str]) -> None:
+        super().__init__()
+        self._parts = frozenset(parts)
 
     def create_local_plan(self) -> LoadPlan:
         """Return this rank's plan, with the names that it asks for."""
@@ -103,9 +132,8 @@ class WholeParts(DefaultLoadPlanner):
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
         """Compare the names of all ranks with those of the checkpoint."""
         asked = set().union(*(plan.planner_data for plan in global_plan))
-        parts = {name.partition(".")[0] for name in asked}
         saved: Mapping[str, Any] = self.metadata.state_dict_metadata if self.metadata else {}
-        left = sorted(name for name in saved if name not in asked and name.partition(".")[0] in parts)
+        left = sorted(name for name in saved if name not in asked and name.partition(".")[0] in self._parts)
         if left:
             raise ValueError(f"it holds {shown(left)}, which there is nothing to load into")
         return super().create_global_plan(global_plan)

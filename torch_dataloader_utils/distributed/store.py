@@ -222,7 +222,7 @@ class CheckpointStore:
         state = self._state(parts)
         reader = reader_of(self.files.writing_fs, self.files.location(found.name))
         with self._errors(found.name), _without_warning():
-            load(state, storage_reader=reader, planner=WholeParts(), process_group=self._together.group)
+            load(state, storage_reader=reader, planner=WholeParts(parts), process_group=self._together.group)
         for name, part in parts.items():
             self._together.own(partial(part.load_state_dict, state[name]))
         return found

@@ -16,7 +16,7 @@ import os
 import posixpath
 import re
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from torch_dataloader_utils.storage.atomic_write import sync_directory, write_at
 from torch_dataloader_utils.storage.attempts import DEFAULT_TIMEOUT_SEC
 from torch_dataloader_utils.storage.filesystem import Storage
 from torch_dataloader_utils.storage.listing import GLOB
+from torch_dataloader_utils.storage.urls import is_s3
 
 LOG = logging.getLogger("torch_dataloader_utils")
 
@@ -40,6 +41,12 @@ VERSION = 1
 _DIRECTORY = re.compile(r"step-(\d{10,})-save-(\d{6,})-[0-9a-f]{8}")
 _WRITTEN = re.compile(r"__\d+_\d+\.distcp|\.metadata(\.tmp)?|checkpoint\.(json|[0-9a-f]{32}\.unfinished)")
 """The names of what the store writes, and nothing else in its directories."""
+
+LISTED_AGAIN = 2
+"""How often the same names have to be listed again, one after the other, where none of them is found to be complete."""
+
+_CUT_TOKEN = re.compile(r'"([^"\\\x00-\x1f]|\\.)*\\?|(?<=\\)u[0-9a-f]{0,4}|[-NIfnt]\w*|(\.\d*)?([eE][-+]?)?')
+"""What is left of a JSON text that was cut short, from where a parser finds no whole token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +158,10 @@ class StoreFiles:
 
     def complete(self) -> list[StoredCheckpoint]:
         """Return all complete checkpoints, in the order of their saves, without those whose marker is refused."""
-        return [found for name in self._names() if (found := self._if_not_refused(name))]
+        return self._complete_of(self._names())
+
+    def _complete_of(self, names: Iterable[str]) -> list[StoredCheckpoint]:
+        return [found for name in names if (found := self._if_not_refused(name))]
 
     def latest(self) -> StoredCheckpoint | None:
         """Return the complete checkpoint that was saved last, or None.
@@ -159,14 +169,18 @@ class StoreFiles:
         Raises:
             CheckpointStoreError: If a marker that comes before it is damaged or foreign.
         """
-        return next((found for name in reversed(self._names()) if (found := self._marked_now(name))), None)
+        return self._found(self._last_of)
 
     def best(self, by: Best) -> StoredCheckpoint | None:
         """Return the best complete checkpoint, or None if none has the metric."""
-        while best := next(iter(by.of(self.complete())), None):
-            if self._marked_now(best.name) is not None:
-                return best
-        return None
+
+        def find(names: list[str]) -> StoredCheckpoint | None:
+            while best := next(iter(by.of(self._complete_of(names))), None):
+                if self._marked_now(best.name) is not None:
+                    return best
+            return None
+
+        return self._found(find)
 
     def at_step(self, step: int) -> StoredCheckpoint:
         """Return the complete checkpoint of a step, the last one saved.
@@ -175,10 +189,9 @@ class StoreFiles:
             CheckpointStoreError: If it is incomplete, damaged or of another format.
             FileNotFoundError: If there is none.
         """
+        if found := self._found(lambda names: self._last_of(name for name in names if _step(name) == step)):
+            return found
         names = [name for name in self._names() if _step(name) == step]
-        for name in reversed(names):
-            if found := self._marked_now(name):
-                return found
         steps = sorted({found.step for found in self.complete()})
         others = f"the complete checkpoints are of steps {shown(steps)}" if steps else "no checkpoint is complete"
         if not names:
@@ -187,6 +200,22 @@ class StoreFiles:
         raise CheckpointStoreError(
             f"{where} is incomplete: it has no whole {MARKER}, so its save did not end; {others}"
         )
+
+    def _last_of(self, names: Iterable[str]) -> StoredCheckpoint | None:
+        """Return the complete checkpoint among these, in the order of their saves, that was saved last."""
+        return next((found for name in reversed([*names]) if (found := self._marked_now(name))), None)
+
+    def _found(self, find: Callable[[list[str]], StoredCheckpoint | None]) -> StoredCheckpoint | None:
+        """Return what is found among the names of checkpoints; None if it is not there, and was not a moment before.
+
+        Another job may complete a checkpoint that was looked at before, or that was not listed, and then delete one
+        that was to be looked at. So all are looked at again, until the same names were listed before and after.
+        """
+        names, stayed = self._names(), 0
+        while (found := find(names)) is None and stayed < LISTED_AGAIN:
+            before, names = names, self._names()
+            stayed = stayed + 1 if names == before else 0
+        return found
 
     def named(self, name: str) -> StoredCheckpoint:
         """Return the complete checkpoint in a directory of this name.
@@ -288,7 +317,9 @@ class StoreFiles:
         self.storage.fs.invalidate_cache()
         try:
             return list(self.storage.call("ls", location, detail=detail))
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            if is_s3(self.storage.fs) and location.rstrip("/") not in str(error):  # it is the bucket that is missing
+                raise
             return []
 
     def _require_files(self, name: str, files: Mapping[str, int]) -> None:
@@ -336,11 +367,9 @@ class StoreFiles:
             CheckpointStoreError: If the marker is not this store's, or was changed.
         """
         if name not in self._known:
-            url = self.url_of(name)
-            try:
-                marker = json.loads(self._marker(name) or b"")
-            except (ValueError, RecursionError):
-                return None  # where a write is not atomic, a crash leaves a part of it
+            marker, url = self._marker(name), self.url_of(name)
+            if marker is None or _is_cut(marker):
+                return None
             self._known[name] = _parse(marker, name, url)
         return self._known[name]
 
@@ -350,8 +379,23 @@ def _files_of(entries: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     return {posixpath.basename(entry["name"]): entry["size"] for entry in entries if entry["type"] != "directory"}
 
 
-def _parse(marker: Any, name: str, url: str) -> StoredCheckpoint:
+def _is_cut(text: bytes) -> bool:
+    """Whether it is the beginning of a JSON text: where a write is not atomic, a crash leaves a part of a marker."""
+    try:
+        json.loads(text.decode("ascii"))
+    except json.JSONDecodeError as error:
+        return _CUT_TOKEN.fullmatch(error.doc, error.pos) is not None
+    except (ValueError, RecursionError):
+        return False
+    return False
+
+
+def _parse(text: bytes, name: str, url: str) -> StoredCheckpoint:
     where = f"{url}/{MARKER}"
+    try:
+        marker = json.loads(text)
+    except (ValueError, RecursionError):
+        raise CheckpointStoreError(f"{where} is damaged: it is no JSON") from None
     if not isinstance(marker, dict) or marker.get("format") != FORMAT:
         raise CheckpointStoreError(f"{where} is foreign: no CheckpointStore wrote it")
     if marker.get("version") != VERSION:

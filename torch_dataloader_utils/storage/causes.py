@@ -107,7 +107,7 @@ def most_attempts_locally(error: Exception) -> float:
     return math.inf if isinstance(error, OSError) and error.errno in TRANSIENT_LOCAL else 1
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def chain_of(error: BaseException) -> Iterator[BaseException]:
     """Yield an error, and those that it was raised from or while they were handled."""
     seen: set[int] = set()
     current: BaseException | None = error
@@ -119,14 +119,14 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 def _origin(error: Exception) -> Exception:
     """Return the error that has the HTTP status; or the one that an error was raised from explicitly."""
-    for link in _chain(error):
+    for link in chain_of(error):
         if isinstance(link, Exception) and _own_status(link) is not None:
             return link
     return error.__cause__ if isinstance(error.__cause__, Exception) else error
 
 
 def _status(error: Exception) -> int | None:
-    return next((status for link in _chain(error) if (status := _own_status(link)) is not None), None)
+    return next((status for link in chain_of(error) if (status := _own_status(link)) is not None), None)
 
 
 def _own_status(error: BaseException) -> int | None:
