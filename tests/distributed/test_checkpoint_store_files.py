@@ -428,7 +428,7 @@ def test_a_marker_that_is_no_json_any_more_is_refused_by_name_and_stays(disk):
 
 
 def test_each_beginning_of_a_marker_is_an_unfinished_save_and_no_flipped_bit_makes_one_of_it(disk):
-    # Without letters that may also be capitals, as in numbers and after a backslash: JSON with them has the same values.
+    # Without letters that may also be capitals, as in numbers and after a backslash: those are the same values.
     metrics = {'"a\\b}': -1.5, "\x85": math.nan, "c": math.inf, "d": 0.25, "e": 1e2, "f": -math.inf}
     saved = disk.open().save(1, model=layer(), metrics=metrics)
     text = Path(disk.path(saved, "checkpoint.json")).read_bytes()

@@ -459,6 +459,23 @@ def test_keys_with_control_characters_are_delivered(s3, path):
     assert values_of(loader) == set(range(100))
 
 
+@pytest.mark.parametrize("directory", ["a\tb", "deep/a\x7fb"], ids=["tab", "delete"])
+def test_directories_whose_names_have_control_characters_are_delivered(s3, directory):
+    bucket = s3.new_bucket()
+    put(s3, bucket, f"{directory}/c.parquet", plain_parquet(0))
+    loader, _ = open_loader(f"s3://{bucket}/{directory}", storage_options=s3.storage_options())
+    assert values_of(loader) == set(range(100))
+
+
+@pytest.mark.parametrize("cache", ["", "simplecache::"], ids=["no cache", "cache"])
+def test_what_was_put_below_a_root_in_a_bucket_since_it_was_listed_is_delivered(s3, cache):
+    bucket = s3.new_bucket()
+    for number in range(3):
+        put(s3, bucket, f"root/deep/{number}.parquet", plain_parquet(100 * number))
+        loader, _ = open_loader(f"{cache}dir://deep::s3://{bucket}/root", storage_options={"s3": s3.storage_options()})
+        assert values_of(loader) == set(range(100 * number + 100))
+
+
 # Versions -----------------------------------------------------------------------------------------------------------
 
 
@@ -985,6 +1002,17 @@ def test_a_state_is_resumed_under_a_newly_signed_url(web):
     today, _ = open_loader(new)
     today.load_state_dict(state)
     assert batches_of(today) == whole[1:]
+
+
+def test_the_state_that_another_process_has_put_below_a_root_in_a_bucket_is_found(s3, bucket, tmp_path):
+    loader, _ = open_loader(f"s3://{bucket}/data", storage_options=s3.storage_options())
+    file = Path(save_rank_state(loader, tmp_path))
+    url, options = f"dir://root/states::s3://{bucket}", {"s3": s3.storage_options()}
+    put(s3, bucket, "root/states/other", b"")
+    with pytest.raises(FileNotFoundError, match=file.name):
+        load_rank_state(loader, url, storage_options=options)
+    put(s3, bucket, f"root/states/{file.name}", file.read_bytes())
+    load_rank_state(loader, url, storage_options=options)
 
 
 def test_states_of_ranks_are_kept_in_a_bucket(s3, bucket):

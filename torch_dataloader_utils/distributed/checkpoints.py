@@ -80,7 +80,7 @@ def load_rank_state(
     current = state_of(source)
     storage, location = _open_directory(directory, storage_options)
     with storage.errors(location):
-        storage.fs.invalidate_cache()
+        storage.forget_listings()
         found = _states_in(storage, location)
     own = _file_name(current["rank"], current["num_ranks"])
     needed = [own] if strict and current["plan"]["virtual_ranks"] is None else found

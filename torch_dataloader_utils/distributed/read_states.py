@@ -76,7 +76,7 @@ def read_states(
     url = os.fspath(source)
     storage, [location] = Storage.for_urls([url], storage_options, timeout_sec=timeout_sec)
     with storage.errors(location):
-        storage.fs.invalidate_cache()
+        storage.forget_listings()
         is_directory = storage.call("info", location)["type"] == "directory"
     if not is_directory:
         return find_states(_plain(storage, stored_file(storage, location)), storage.display(location), key)

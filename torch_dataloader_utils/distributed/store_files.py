@@ -314,7 +314,7 @@ class StoreFiles:
         return _files_of(self._list(self.location(name), detail=True))
 
     def _list(self, location: str, *, detail: bool) -> list[Any]:
-        self.storage.fs.invalidate_cache()
+        self.storage.forget_listings()
         try:
             return list(self.storage.call("ls", location, detail=detail))
         except FileNotFoundError as error:

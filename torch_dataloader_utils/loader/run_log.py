@@ -131,7 +131,7 @@ class RunLogFiles:
 
     def _names(self) -> list[str]:
         with self.storage.errors(self.location):
-            self.storage.fs.invalidate_cache()
+            self.storage.forget_listings()
             try:
                 found = self.storage.call("ls", self.location, detail=False)
             except FileNotFoundError:

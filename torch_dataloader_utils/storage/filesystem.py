@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from fsspec.implementations.cached import CachingFileSystem
 from fsspec.implementations.local import LocalFileSystem
-from fsspec.spec import AbstractBufferedFile
+from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.storage.attempts import DEFAULT_TIMEOUT_SEC, Retry, attempt, in_background, within
@@ -125,6 +125,17 @@ class Storage:
         """End what was started to list files and read footers, before this process forks another."""
         if isinstance(self._fs, obstore_s3.ObstoreS3):
             self._fs.end_process()
+
+    def forget_listings(self) -> None:
+        """Forget what the filesystem has listed, and what those have that it wraps.
+
+        In ``dir://data::s3://bucket`` the first would have s3fs forget the listing of the bucket's root alone.
+        """
+        fs = self.fs
+        fs.invalidate_cache()
+        while isinstance(fs, AbstractFileSystem) and isinstance(getattr(fs, "fs", None), AbstractFileSystem):
+            fs = fs.fs
+            fs.invalidate_cache()
 
     @property
     def is_local(self) -> bool:
@@ -331,7 +342,7 @@ class Storage:
     def _require_same_size(self, file: StoredFile, seconds: float) -> None:
         """Raise if a file has another size than it was listed with. S3 answers with the listed version only."""
         if not self._is_s3:
-            self.fs.invalidate_cache()
+            self.forget_listings()
             info = within(seconds, self.fs.info, file.location)
             self._require_version(file, info["size"], etag_of(info))
 

@@ -58,9 +58,10 @@ def list_files(
         FileNotFoundError: If a location matches no file; the message says what was searched for.
         PermissionError: If a directory cannot be listed.
         ValueError: If a file is listed twice, also through a link, or a link leads back to a directory that holds it.
-        UnreadableFileError: If a file is in a zip archive that this Python reads wrongly.
+        UnreadableFileError: If a location is neither a regular file nor a directory, such as a pipe; or a file is in a
+            zip archive that this Python reads wrongly.
     """
-    storage.fs.invalidate_cache()
+    storage.forget_listings()
     found_at = []
     for location in locations:
         with storage.errors(location, ValueError):
@@ -112,6 +113,8 @@ def _list_one(storage: Storage, location: str, suffixes: Sequence[str], hint: Ca
     info, below = _info_and_below(storage, location, suffixes)
     if info and info["type"] == "file":
         return _Found(posixpath.dirname(location), [info])
+    if info and storage.is_local and info["type"] != "directory":
+        raise UnreadableFileError(f"{storage.display(location)!r} is neither a regular file nor a directory")
     metadata_file = None
     if info:
         found, base = finder.directory(location) if below is None else finder.keep(below), location

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from typing import Any, Literal, TypeAlias
 
 import fsspec
+from fsspec.implementations.cached import CachingFileSystem
 
 from torch_dataloader_utils.storage.obstore import s3 as obstore_s3
 from torch_dataloader_utils.storage.obstore.options import options_of
@@ -61,17 +62,26 @@ def is_s3(fs: Any) -> bool:
 
 
 def _may_share(url: str, other: str, options: Mapping[str, Any]) -> bool:
-    """Whether two URLs have the same protocols, and the same hosts where a storage belongs to one."""
+    """Whether two URLs have the same protocols, and the same host, archive or root where a storage belongs to one."""
 
-    def storage_of(link: str) -> tuple[Any, dict[str, Any]]:
+    def storages_of(url: str) -> Iterator[tuple[Any, dict[str, Any], str]]:
+        is_fixed = False
+        for fs_class, link in _links(url):
+            kwargs = {**fs_class._get_kwargs_from_urls(link), **options}  # noqa: SLF001 - as fsspec.core does it
+            yield fs_class, kwargs, fs_class._strip_protocol(link) if is_fixed else ""  # noqa: SLF001 - the same
+            # What follows an archive or a root is where that is. What follows a cache is what the cache is asked for.
+            is_fixed = is_fixed or not issubclass(fs_class, CachingFileSystem)
+
+    return list(storages_of(url)) == list(storages_of(other))
+
+
+def _links(url: str) -> Iterator[tuple[Any, str]]:
+    """Yield the links of a URL, which may be chained, each with the class of its filesystem."""
+    is_plain = _is_plain_path(url)
+    for link in [url] if is_plain else url.split("::"):
         protocol, mark, _ = link.partition("://")
-        fs_class = fsspec.get_filesystem_class("file" if not mark and _is_plain_path(link) else protocol)
-        return fs_class, {**fs_class._get_kwargs_from_urls(link), **options}  # noqa: SLF001 - as fsspec.core does it
-
-    def storages_of(url: str) -> list[tuple[Any, dict[str, Any]]]:
-        return list(map(storage_of, [url] if _is_plain_path(url) else url.split("::")))
-
-    return storages_of(url) == storages_of(other)
+        is_path = not mark and (is_plain or link not in fsspec.available_protocols())
+        yield fsspec.get_filesystem_class("file" if is_path else protocol), link
 
 
 def _is_plain_path(url: str) -> bool:

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import random
+import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterator
@@ -394,6 +395,47 @@ def test_files_in_an_archive_are_delivered_and_resumed(tree, tmp_path, compressi
         assert batches_of(loader) == whole[1:]
 
 
+CHAINS_WITH_ONE_PLACE = (
+    "zip://in/{name}::{place}.zip",
+    "tar://in/{name}::file://{place}.tar",
+    "dir://in/{name}::file://{place}",
+    "simplecache::zip://in/{name}::{place}.zip",
+    "zip://in/{name}::simplecache::{place}.zip",
+)
+
+
+@pytest.mark.parametrize("chain", CHAINS_WITH_ONE_PLACE)
+def test_a_list_of_files_in_several_archives_or_roots_is_an_error_that_names_two(tmp_path, chain):
+    for number, place in enumerate(("one", "two")):
+        for name in ("a.parquet", "b.parquet"):
+            write_file(tmp_path / place / "in" / name, number)
+        for kind in ("zip", "tar"):
+            shutil.make_archive(str(tmp_path / place), kind, tmp_path / place, "in")
+
+    def url(place: str, name: str) -> str:
+        return chain.format(name=name, place=tmp_path / place)
+
+    for name in ("b.parquet", "a.parquet", "*.parquet"):
+        with pytest.raises(ValueError, match=r"two\b.* and .*one\b.* are on two storages"):
+            open_loader([url("one", "a.parquet"), url("two", name)])
+    with pytest.raises(ValueError, match=r"missing\b.* and .*one\b.* are on two storages"):
+        open_loader([url("one", "a.parquet"), url("missing", "b.parquet")])
+    assert numbers_of([url("two", "a.parquet"), url("two", "b.parquet")]) == [1, 1]
+
+
+def test_the_archive_of_a_list_may_be_named_in_two_ways(tree, tmp_path):
+    shutil.make_archive(str(tmp_path / "tree"), "zip", tree)
+    archive = tmp_path / "tree.zip"
+    assert numbers_of([f"zip://a.parquet::{archive}", f"zip://b::file://{archive}"]) == [0, 1, 2]
+
+
+def test_a_list_behind_a_cache_is_one_dataset_and_behind_two_an_error(in_memory):
+    urls = [f"simplecache::{in_memory}/{path}" for path in ("a.parquet", "b", "[fg].parquet")]
+    assert numbers_of(urls) == [0, 1, 2, 3, 4]
+    with pytest.raises(ValueError, match="are on two storages"):
+        open_loader([f"simplecache::{in_memory}/a.parquet", f"filecache::{in_memory}/b"])
+
+
 def test_files_of_an_archive_that_this_python_reads_wrongly_are_refused_by_name(tree, tmp_path, monkeypatch):
     with zipfile.ZipFile(tmp_path / "tree.zip", "w") as archive:
         archive.write(tree / "b" / "c.parquet", "stored/c.parquet")
@@ -421,6 +463,15 @@ def test_a_list_with_one_path_that_stands_for_nothing_is_an_error_that_names_it(
     with pytest.raises(FileNotFoundError) as raised:
         open_loader([tree, tree / "nothing"])
     assert str(tree / "nothing") in str(raised.value)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="This system has no named pipes.")
+def test_a_pipe_is_an_error_that_says_that_it_is_no_regular_file(tmp_path):
+    os.mkfifo(tmp_path / "a.parquet")
+    (tmp_path / "link").symlink_to(tmp_path / "a.parquet")
+    for name in ("a.parquet", "link"):
+        with pytest.raises(UnreadableFileError, match=rf"/{name}' is neither a regular file nor a directory"):
+            open_loader(tmp_path / name)
 
 
 def test_a_directory_without_data_is_an_error_that_names_it_and_what_was_passed_over(tmp_path):

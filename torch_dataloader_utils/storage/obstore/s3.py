@@ -229,7 +229,7 @@ class ObstoreS3:
     def listed(self, location: str) -> dict[str, dict[str, Any]] | None:
         """Return what `find` does with details; None where only s3fs can."""
         bucket, _, prefix = location.partition("/")
-        found = self._call("listed", bucket, prefix, None)
+        found = self._call("listed", bucket, prefix, None) if is_readable(location) else None
         infos = None if found is None else [_info(bucket, each) for each in found]
         return None if infos is None or _may_be_marked(infos) else {info["name"]: info for info in infos}
 
