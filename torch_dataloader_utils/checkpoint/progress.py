@@ -122,6 +122,8 @@ class Progress(NamedTuple):
         next_turn: The worker turn of the next batch. Turns whose streams have ended are skipped.
         batches_delivered: Number of the epoch's next step: the batches that were delivered, including those before a
             resume, and the steps that were skipped.
+        hashes: The hash of the delivered rows of each planned rank that this rank delivers; None where it is not asked
+            for, or not known.
         streams_per_turn: How many streams give the rows of a batch: 1, or the virtual ranks of this rank.
         baseline: What was delivered before an elastic load planned the rest of the epoch; None for nothing.
         skip_requests: The steps that the user wants skipped. Some of them may be beyond this rank's last step.
@@ -132,14 +134,13 @@ class Progress(NamedTuple):
         carried: The rows that were skipped before an elastic load, as this rank would deliver them: for each stream its
             slices. Empty for none.
         carried_dropped: Those of them that no rank delivers, because all ranks get equally many. One rank records them.
-        hashes: The hash of the delivered rows of each planned rank that this rank delivers; None where it is not asked
-            for, or not known.
         removed: The rows that batches lose since the iteration began.
     """
 
     streams: tuple[StreamProgress, ...]
     next_turn: int = 0
     batches_delivered: int = 0
+    hashes: tuple[RowHash, ...] | None = None
     streams_per_turn: int = 1
     baseline: DeliveredBaseline | None = None
     skip_requests: Windows = ()
@@ -148,7 +149,6 @@ class Progress(NamedTuple):
     restored: Restored | None = None
     carried: tuple[tuple[ShardSlice, ...], ...] = ()
     carried_dropped: tuple[ShardSlice, ...] = ()
-    hashes: tuple[RowHash, ...] | None = None
     removed: RemovedRows = RemovedRows()
 
     @classmethod
@@ -160,7 +160,8 @@ class Progress(NamedTuple):
     ) -> Progress:
         """Return the progress at the beginning of an epoch, or of the rest that a baseline leaves of it."""
         batches = 0 if baseline is None else baseline.batches
-        return cls(tuple(StreamProgress(part, part) for part in streams), 0, batches, streams_per_turn, baseline)
+        own = tuple(StreamProgress(part, part) for part in streams)
+        return cls(own, batches_delivered=batches, streams_per_turn=streams_per_turn, baseline=baseline)
 
     def rebased(self) -> Progress:
         """Return the same progress for an iteration that begins here."""
@@ -174,7 +175,7 @@ class Progress(NamedTuple):
         batches, turn, hashes = self.batches_delivered + 1, self._turn_after(receipt), self._hashes_after(receipt)
         if self.restored is None:
             streams = _at(self.streams, receipt)
-            return self._replace(streams=streams, next_turn=turn, batches_delivered=batches, hashes=hashes)
+            return Progress._make((streams, turn, batches, hashes, *self[4:]))  # less than half of `_replace`'s time
         restored = Restored(self.restored.number, _at(self.restored.streams, receipt), turn)
         return self._replace(restored=restored, batches_delivered=batches, hashes=hashes)
 

@@ -166,7 +166,9 @@ def place_states(checked: CheckedStates, plan: Plan, skipped_plan: Plan | None =
     recorded.require_matched(placed.values(), manifest)
     first = checked.states[0]
     own = tuple(placed[rank, worker] for worker in range(plan.streams) for rank in topology.own_ranks)
-    progress = Progress(own, first.next_worker, first.batches_delivered, topology.streams_per_turn, checked.baseline)
+    progress = Progress(
+        own, first.next_worker, first.batches_delivered, None, topology.streams_per_turn, checked.baseline
+    )
     progress = place_skips(with_carried(progress, topology, skipped_plan), checked.states, topology)
     _require_possible(progress)
     return progress

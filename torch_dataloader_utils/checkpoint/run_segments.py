@@ -206,7 +206,8 @@ def dump_segment(
 
     It is what a state records of the plan, without files and progress, and how the segment begins.
     """
-    begun = Progress((), progress.next_turn, progress.batches_delivered, progress.streams_per_turn, progress.baseline)
+    begun = Progress.fresh((), progress.streams_per_turn, progress.baseline)
+    begun = begun._replace(next_turn=progress.next_turn, batches_delivered=progress.batches_delivered)
     state = dump_state(run, epoch, begun, None, record)
     files = None if run.manifest.counts_rows else state["files"]  # where rows are not counted, ranges refer to files
     bindings = None if files is None else state["plan"]["filter_bindings"]

@@ -197,13 +197,13 @@ class _Copier:
                 batch = next(made, None)
             if batch is None:
                 return
-            yield replace(batch, data=_OnDevice(batch.data, [copy, *self._copy_values(batch.data, single)]))
+            yield batch._replace(data=_OnDevice(batch.data, [copy, *self._copy_values(batch.data, single)]))
 
     def batch(self, batch: Batch) -> Batch:
         """Copy a batch. See `Transfer`."""
         whole = {"": batch.data}
         copies = self._copy_values(whole, [""])
-        return replace(batch, data=_OnDevice(whole[""], copies))
+        return batch._replace(data=_OnDevice(whole[""], copies))
 
     def _copy_values(self, values: dict[str, Any], names: Iterable[str]) -> list[_Copy]:
         """Copy the tensors in some values of a dictionary, wherever they are, and put the copies in their place."""

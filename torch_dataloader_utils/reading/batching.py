@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch_dataloader_utils.columns.convert import Columns, ColumnSlice, copy_rows, join, size_of, split
 from torch_dataloader_utils.planning.assignment import Receipt
@@ -13,8 +13,7 @@ from torch_dataloader_utils.reading.memory_budget import MemoryLease
 from torch_dataloader_utils.reading.work import Work
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(NamedTuple):
     """A batch, the receipt that travels with it, and what was done for it and is not told by a batch before it."""
 
     data: Any
@@ -91,16 +90,14 @@ PORTION_BYTES = 32 << 20
 """Bytes of batches that are copied into pinned memory, or to a device, together."""
 
 
-@dataclass(frozen=True, slots=True)
-class EmptyStep:
+class EmptyStep(NamedTuple):
     """A step without a batch, since all rows of its batch were excluded after it was cut."""
 
     receipt: Receipt
     work: Work | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StreamEnd:
+class StreamEnd(NamedTuple):
     """The end of a stream: a receipt without a batch."""
 
     receipt: Receipt

@@ -227,7 +227,7 @@ def _collated_elsewhere(batch: Batch, transfer: Transfer | None, *, pin: bool) -
     if isinstance(batch.data, FailedCollate):  # it is looked for before a batch is delivered
         return batch
     if pin:
-        batch = replace(batch, data=pin_memory(batch.data))  # type: ignore[no-untyped-call]
+        batch = batch._replace(data=pin_memory(batch.data))  # type: ignore[no-untyped-call]
     return batch if transfer is None else transfer.batch(batch)
 
 
@@ -277,7 +277,9 @@ class _Report:
         work = content.work or Work()
         work.counters.add(self.watch.take())
         work.retries = self._opened.take_retries()
-        return content if content.work is work else replace(content, work=work)
+        if content.work is work:
+            return content
+        return replace(content, work=work) if isinstance(content, Batches) else content._replace(work=work)
 
 
 class _Outgoing:

@@ -51,7 +51,7 @@ def dumped(
 ) -> dict[str, Any]:
     """What the log records of a segment, through JSON."""
     loaded = None if began == "epoch" else Loaded(num_ranks if steps is None else len(steps), steps, 8, False)
-    progress = Progress((), 0, step, 1, baseline)
+    progress = Progress((), 0, step, None, 1, baseline)
     run, record = run_of(num_ranks), EpochRecord(FILES, progress)
     segment = dump_segment(
         run,
@@ -145,7 +145,7 @@ def test_a_segment_comes_back_with_everything_that_its_plan_depends_on():
     assert segment.state.baseline.left_out == ("gone",)
     balanced = replace(OPTIONS, uneven_ranks="drop", batch_size=4)
     grid = Run(FILES, balanced, None, Topology(2, 0, 1, 4, 2), batch_size=8, drop_last=True)
-    progress = Progress((), 0, 0, 2)
+    progress = Progress((), 0, 0, None, 2)
     content = dump_segment(
         grid, 0, progress, Beginning("epoch"), EpochRecord(FILES, progress), number=1, process="0" * 16
     )
