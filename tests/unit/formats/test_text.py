@@ -837,6 +837,60 @@ def test_an_integer_that_no_float_holds_is_an_error_where_other_files_make_its_c
     assert [value for batch in open_text(tmp_path, format=kind)[0] for value in batch["a"]] == [2.0**52, 1.5]
 
 
+ROUNDED = {
+    "beyond int64": [17, 2**63 + 1],
+    "among floats": [1.5, 2**53 + 1],
+    "below zero": [-1.5, -(2**53) - 1],
+    "beyond all floats": [1.5, 10**400],
+    "after nulls": [None, 1.5, None, 2**53 + 1],
+    "after many": [1.5] * 400 + [2**53 + 1],
+}
+
+
+def of_values(kind: str, values: list[float | None]) -> str:
+    """Return a text with a column of numbers and one of texts."""
+    if kind == "csv":
+        return "a,b\n" + "".join(f"{'' if value is None else value},x\n" for value in values)
+    return "".join(json.dumps({"a": value, "b": "x"}) + "\n" for value in values)
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+@pytest.mark.parametrize("case", ROUNDED)
+@pytest.mark.parametrize("split_bytes", [1000, 1 << 20])
+def test_an_integer_that_no_float_holds_is_an_error_among_the_floats_of_its_file(tmp_path, kind, case, split_bytes):
+    values = ROUNDED[case]
+    (tmp_path / f"a.{kind}").write_text(of_values(kind, values))
+    loader, _ = open_text(tmp_path, format=kind, format_options={"block_size": 900}, split_bytes=split_bytes)
+    message = rf"a\.{kind}.*: column 'a' is read as floats, and none of them is the integer {str(values[-1])[:20]}"
+    with pytest.raises(UnreadableFileError, match=message):
+        list(loader)
+
+
+def test_an_integer_within_a_column_of_floats_that_none_holds_is_an_error_with_its_line(tmp_path):
+    lines = ['{"a": [{"b": [0.5]}], "c": 1}', '{"a": [{"b": [null, 9007199254740993]}], "c": 9007199254740993}']
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    with pytest.raises(UnreadableFileError, match=r"a\.jsonl, line 2: column 'a' is read as floats"):
+        list(open_text(tmp_path, format="jsonl")[0])
+    (tmp_path / "a.jsonl").write_text("\n".join(lines).replace("993]", "992]"))
+    assert [value for batch in open_text(tmp_path, format="jsonl")[0] for value in batch["c"]] == [1, 2**53 + 1]
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_large_floats_and_integers_that_floats_hold_are_delivered_and_others_where_the_user_gives_the_type(
+    tmp_path, kind
+):
+    file = tmp_path / f"a.{kind}"
+    exact = [1.5, None, 1e300, -(10**17), 2**60]
+    file.write_text(of_values(kind, exact))
+    [batch] = open_text(file, format=kind, output_format="dict", batch_size=100)[0]
+    assert batch["a"] == exact
+    file.write_text(of_values(kind, [1, 2**63 + 1]))
+    for dtype in (pa.uint64(), pa.float64()):
+        options = {"column_types": {"a": dtype}} if kind == "csv" else {"explicit_schema": pa.schema([("a", dtype)])}
+        [batch] = open_text(file, format=kind, output_format="dict", format_options=options)[0]
+        assert batch["a"] == pa.array([1, 2**63 + 1], pa.uint64()).cast(dtype, safe=False).to_pylist()
+
+
 @pytest.mark.parametrize("outer", ['{{"a": [{}]}}', '{{"a": {{"b": {}}}}}', '{{"a": [{{"b": [null, {}]}}, null]}}'])
 def test_an_integer_within_a_column_that_no_float_holds_is_an_error_too(tmp_path, outer):
     for number, value in enumerate((2**53 + 1, 1.5)):

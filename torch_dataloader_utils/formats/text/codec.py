@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from torch_dataloader_utils.columns.arrow import stacked, width
 from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.formats.base import Codec, FilesToRead, Layout, Measures, RowGroups
 from torch_dataloader_utils.formats.concurrency import OPEN_FILES
 from torch_dataloader_utils.formats.read_cache import FooterStore
+from torch_dataloader_utils.formats.text.exact_integers import LARGEST_EXACT, floats, may_be_rounded
 from torch_dataloader_utils.formats.text.footer import TextFooter
 from torch_dataloader_utils.formats.text.lines import Text
 from torch_dataloader_utils.formats.text.shared_parsing import SharedParsing
@@ -30,12 +30,15 @@ class Parser(Protocol):
     def batches(self, text: Text, *, use_threads: bool) -> Iterator[pa.RecordBatch]:
         """Yield the rows, block by block."""
 
+    def require_exact(self, text: Text, names: Collection[str]) -> None:
+        """Raise if one of these columns of floats has an integer that its float does not hold.
+
+        Not those whose types the user has given.
+        """
+
 
 MakeParser: TypeAlias = Callable[[Sequence[str], pa.Schema], Parser]
 """From a file's columns, and the needed ones with their types, to its parser."""
-
-LARGEST_EXACT = 2**53
-"""Every smaller integer is a float64 without loss."""
 
 OFFSET_BYTES = 4
 
@@ -92,9 +95,8 @@ class TextCodec(Codec):
         parser = self._parser(footer.schema.names, stored)
         types = {column.name: column.type for column in footer.schema}
         inferred = {column.name: types.get(column.name, pa.null()) for column in stored}
-        widened = {column.name: inferred[column.name] for column in stored if inferred[column.name] != column.type}
         return _TextRowGroups(
-            shown, footer, parser, file, widened, self._shared, is_mapped=isinstance(local, MappedFile)
+            shown, footer, parser, file, inferred, self._shared, is_mapped=isinstance(local, MappedFile)
         )
 
 
@@ -106,7 +108,7 @@ class _TextRowGroups(RowGroups):
     footer: TextFooter
     parser: Parser
     file: pa.NativeFile
-    widened: Mapping[str, pa.DataType]
+    inferred: Mapping[str, pa.DataType]
     shared: SharedParsing
     is_mapped: bool
 
@@ -114,42 +116,39 @@ class _TextRowGroups(RowGroups):
         return stacked([table for table, _ in self.tables(number)])
 
     def tables(self, number: int) -> Iterator[tuple[pa.Table, bool]]:
-        for table, is_last in self.shared.tables(self.parser.tables(self._text(number), self.shared)):
-            self._require_exact(table)
+        text, exact = self._text(number), set[str]()
+        for table, is_last in self.shared.tables(self.parser.tables(text, self.shared)):
+            self._require_exact(table, text, exact)
             yield table, is_last
 
     def batches(self, number: int, rows: int, *, use_threads: bool) -> Iterator[pa.RecordBatch]:
-        for batch in self.parser.batches(self._text(number), use_threads=use_threads):
-            self._require_exact(batch)
+        text, exact = self._text(number), set[str]()
+        for batch in self.parser.batches(text, use_threads=use_threads):
+            self._require_exact(batch, text, exact)
             for first in range(0, batch.num_rows, rows):
                 yield batch.slice(first, rows)
 
-    def _require_exact(self, rows: pa.Table | pa.RecordBatch) -> None:
-        """Raise if an integer that is read as a float, as the column is of floats elsewhere, may have changed."""
-        for name, dtype in self.widened.items():
-            bounds = (bound for values in _widened(rows[name], dtype) for bound in pc.min_max(values).values())
-            if any(abs(bound.as_py() or 0) >= LARGEST_EXACT for bound in bounds):
+    def _require_exact(self, rows: pa.Table | pa.RecordBatch, text: Text, exact: set[str]) -> None:
+        """Raise if an integer that is read as a float may have changed.
+
+        `exact` are the columns of the whole text of which that is known, and those that are looked at here.
+        """
+        doubtful = set()
+        for name, dtype in self.inferred.items():
+            if any(map(may_be_rounded, floats(rows[name], dtype, pa.types.is_integer))):
                 msg = f"{self.shown}: column {name!r} begins with integers here, and is of floats in the dataset, "
                 msg += f"which do not hold each integer of {LARGEST_EXACT} or more; set its type by format_options"
                 raise UnreadableFileError(msg)
+            if name not in exact and any(map(may_be_rounded, floats(rows[name], dtype, pa.types.is_floating))):
+                doubtful.add(name)
+        if doubtful:
+            self.parser.require_exact(text, doubtful)
+            exact |= doubtful
 
     def _text(self, number: int) -> Text:
         start, stop = (0, self.footer.size) if self.is_mapped else self.footer.ranges[number]
         self.file.seek(start)
         return range_of(self.shown, self.footer, number, self.file.read_buffer(stop - start))
-
-
-def _widened(values: pa.Array | pa.ChunkedArray, inferred: pa.DataType) -> Iterator[pa.Array | pa.ChunkedArray]:
-    """Yield the floats of a column, at any depth, that are integers by the type that was inferred of the file."""
-    if pa.types.is_floating(values.type) and pa.types.is_integer(inferred):
-        yield values
-    elif pa.types.is_list(values.type) and pa.types.is_list(inferred):
-        yield from _widened(pc.list_flatten(values), inferred.value_type)
-    elif pa.types.is_struct(values.type) and pa.types.is_struct(inferred):
-        for field in inferred:
-            index = values.type.get_field_index(field.name)
-            if index >= 0:
-                yield from _widened(pc.struct_field(values, [index]), field.type)
 
 
 def range_of(shown: str, footer: TextFooter, number: int, content: pa.Buffer) -> Text:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -21,6 +21,7 @@ from torch_dataloader_utils.formats.recognition import ENDINGS
 from torch_dataloader_utils.formats.schema import FileSchema, unified
 from torch_dataloader_utils.formats.text import csv_options
 from torch_dataloader_utils.formats.text.csv_lines import ZERO, CsvLines
+from torch_dataloader_utils.formats.text.exact_integers import DIGITS, is_rounded, rounded
 from torch_dataloader_utils.formats.text.format import BLOCK_BYTES, Sample, TextFormat
 from torch_dataloader_utils.formats.text.lines import CHUNK, Text, WatchedText, may_exceed, pieces
 from torch_dataloader_utils.formats.text.shared_parsing import SharedParsing
@@ -45,6 +46,8 @@ PARSED_TYPES = (
     pa.types.is_large_binary,
 )
 """Types of which a value is parsed, or is a text as it stands."""
+
+LONG_INTEGER = rf"^\s*[-+]?[0-9]{{{DIGITS},}}\s*$"
 
 LEAST_ASSUMED = 1 << 18
 """Bytes of a piece of text of which to assume that no null is spelled out: to check that of few takes longer."""
@@ -284,6 +287,19 @@ class CsvParser:
             finally:
                 _read_no_more(reader, stream)
         self._lines.require_sound(text, watched)
+
+    def require_exact(self, text: Text, names: Collection[str]) -> None:
+        """Raise if a column of floats has an integer that its float does not hold: see `Parser.require_exact`."""
+        inferred = sorted(set(names).difference(csv_options.column_types(self._options)))
+        if not inferred:
+            return
+        as_text = CsvParser(self._options, self._names, pa.schema([(name, pa.string()) for name in inferred]))
+        for batch in as_text.batches(text, use_threads=False):
+            for name in inferred:
+                integers = batch[name].filter(pc.match_substring_regex(batch[name], LONG_INTEGER))
+                for value in map(int, integers.to_pylist()):
+                    if is_rounded(value):
+                        raise text.error(None, rounded(name, value, f"'column_types': {{{name!r}: ...}}"))
 
     def _serially(self, text: Text) -> None:
         """Parse in a single thread: only then does pyarrow say which row is wrong."""

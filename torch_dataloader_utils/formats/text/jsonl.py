@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json as standard_json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -22,6 +22,7 @@ from torch_dataloader_utils.columns.arrow_memory import memory_pool
 from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.formats.recognition import ENDINGS
 from torch_dataloader_utils.formats.schema import FileSchema, unified
+from torch_dataloader_utils.formats.text.exact_integers import DIGITS, is_rounded, rounded
 from torch_dataloader_utils.formats.text.format import BOM, Sample, TextFormat, require_known_options
 from torch_dataloader_utils.formats.text.lines import CHUNK, Text, last_line_end, line_ends
 from torch_dataloader_utils.formats.text.shared_parsing import SharedParsing
@@ -32,6 +33,7 @@ OPTIONS = ("block_size", "explicit_schema", "unexpected_field_behavior")
 OURS = {"use_threads": "it is set by how the dataset is read", "newlines_in_values": "a row is a line"}
 
 NOT_AN_OBJECT = re.compile(rb"^[ \t\r]*[^{ \t\r\n]", re.MULTILINE)
+LONG_INTEGER = re.compile(rb"[0-9]{%d}" % DIGITS)
 NULL_AFTER = re.compile(rb"\}[ \t\r]*null")
 STRING = re.compile(rb'"(?:[^"\\]|\\.)*"?', re.DOTALL)
 IN_ROW = re.compile(r" in row \d+$")
@@ -134,7 +136,8 @@ class JsonLines(TextFormat):
         else:  # pyarrow would also ignore unknown fields within columns
             unexpected = "infer" if any(_holds_struct(column.type) for column in stored) else "ignore"
         options = json.ParseOptions(explicit_schema=stored, unexpected_field_behavior=unexpected)
-        return JsonParser(options, self.block_bytes, stored.names, known, is_strict=self._is_strict)
+        inferred = set(stored.names).difference(self._explicit.names)
+        return JsonParser(options, self.block_bytes, stored.names, known, inferred, is_strict=self._is_strict)
 
     @property
     def _is_strict(self) -> bool:
@@ -147,7 +150,8 @@ class JsonParser:
 
     `names` are the columns to return; None if only types, or the number of rows, are needed. Values are then not
     validated: pyarrow infers the right type of lists that begin with null, but wrong values. `known` are the columns
-    that lines may have, if the options do not say so; None for any. `is_strict` says that the user wants no others.
+    that lines may have, if the options do not say so; None for any. `inferred` are those whose types the user has not
+    given. `is_strict` says that the user wants no others.
     """
 
     def __init__(
@@ -156,6 +160,7 @@ class JsonParser:
         block_bytes: int,
         names: list[str] | None = None,
         known: Sequence[str] | None = None,
+        inferred: Collection[str] = (),
         *,
         is_strict: bool = False,
     ) -> None:
@@ -163,6 +168,7 @@ class JsonParser:
         self._block_bytes = block_bytes
         self._names = names
         self._known = None if known is None else frozenset(known)
+        self._inferred = frozenset(inferred)
         self._is_strict = is_strict
         self._types = {column.name: column.type for column in options.explicit_schema}
 
@@ -186,6 +192,20 @@ class JsonParser:
         if isinstance(table, pa.Table):
             return self._selected(table)
         raise self._error(text, bytes(block), line(), table)
+
+    def require_exact(self, text: Text, names: Collection[str]) -> None:
+        """Raise if a column of floats has an integer that its float does not hold: see `Parser.require_exact`."""
+        inferred = sorted(self._inferred.intersection(names))
+        if not inferred:
+            return
+        for block, line in self._blocks(text, lambda: self._block_bytes):
+            for number, content in enumerate(bytes(block).split(b"\n"), 1):
+                row = standard_json.loads(content) if LONG_INTEGER.search(content) else {}
+                for name in inferred:
+                    value = next(filter(is_rounded, _integers(row.get(name), self._types[name])), None)
+                    if value is not None:
+                        what = rounded(name, value, "'explicit_schema': ...")
+                        raise text.error(line() + number, what)
 
     def _selected(self, table: pa.Table) -> pa.Table:
         return table if self._names is None else table.select(self._names)
@@ -319,6 +339,18 @@ def _explained(what: str, line: bytes, known: pa.Schema, *, is_strict: bool) -> 
     elif "changed from" in what or "Failed to convert" in what:
         what += f"; types may be set by {option}"
     return what
+
+
+def _integers(value: object, dtype: pa.DataType) -> Iterator[int]:
+    """Yield the integers, at any depth, that a value has where its type has floats."""
+    if pa.types.is_floating(dtype):
+        yield from [value] if isinstance(value, int) else []
+    elif isinstance(value, list) and pa.types.is_list(dtype):
+        for inner in value:
+            yield from _integers(inner, dtype.value_type)
+    elif isinstance(value, dict) and pa.types.is_struct(dtype):
+        for field in dtype:
+            yield from _integers(value.get(field.name), field.type)
 
 
 def _unknown_fields(value: object, dtype: pa.DataType, within: str = "") -> Iterator[str]:

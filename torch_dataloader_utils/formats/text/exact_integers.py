@@ -1,0 +1,58 @@
+"""Integers in text that are read as floats, since other values of their column are: which floats may not hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+LARGEST_EXACT = 2**53
+"""Every smaller integer is a float64 without loss."""
+
+DIGITS = len(str(LARGEST_EXACT))
+"""An integer that is larger has as many digits, or more."""
+
+
+def floats(
+    values: pa.Array | pa.ChunkedArray, inferred: pa.DataType, is_of: Callable[[pa.DataType], bool]
+) -> Iterator[pa.Array | pa.ChunkedArray]:
+    """Yield the floats of a column, at any depth, that are of a kind by the type that was inferred of the file."""
+    if pa.types.is_floating(values.type) and is_of(inferred):
+        yield values
+    elif pa.types.is_list(values.type) and pa.types.is_list(inferred):
+        yield from floats(pc.list_flatten(values), inferred.value_type, is_of)
+    elif pa.types.is_struct(values.type) and pa.types.is_struct(inferred):
+        for field in inferred:
+            index = values.type.get_field_index(field.name)
+            if index >= 0:
+                yield from floats(pc.struct_field(values, [index]), field.type, is_of)
+
+
+def may_be_rounded(values: pa.Array | pa.ChunkedArray) -> bool:
+    """Whether there is a float so large that it may stand for an integer which it does not hold."""
+    for chunk in values.chunks if isinstance(values, pa.ChunkedArray) else [values]:
+        numbers = chunk.to_numpy(zero_copy_only=False)  # NumPy looks through them in a quarter of Arrow's time
+        if not len(numbers):
+            continue
+        bounds = numbers.min(), numbers.max()
+        if np.isnan(bounds[0]):  # as a null is, too
+            bounds = np.fmin.reduce(numbers), np.fmax.reduce(numbers)
+        if max(-bounds[0], bounds[1]) >= LARGEST_EXACT:
+            return True
+    return False
+
+
+def is_rounded(value: int) -> bool:
+    """Whether no float64 holds an integer."""
+    try:
+        return float(value) != value
+    except OverflowError:
+        return True
+
+
+def rounded(column: str, value: int, option: str) -> str:
+    """Return what is wrong with such an integer, and what to do; the option gives the column's type."""
+    what = f"column {column!r} is read as floats, and none of them is the integer {value}: "
+    return f"{what}set its type by format_options={{{option}}}; float64 rounds it"
