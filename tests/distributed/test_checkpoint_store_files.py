@@ -665,6 +665,7 @@ def test_an_asynchronous_save_that_fails_before_it_writes_keeps_no_name_in_use(d
 def test_an_asynchronous_save_of_one_process_warns_of_nothing(disk):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "TypedStorage is deprecated")  # torch 2.4 says so of its own code
         assert disk.open().save(1, model=layer(1.0), async_=True).result().step == 1
 
 

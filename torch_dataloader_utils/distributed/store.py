@@ -360,7 +360,7 @@ def _without_warning() -> Iterator[None]:
 
 def _ignore_single_process() -> None:
     """Leave out, from now on, the warning that there is one process only."""
-    warnings.filterwarnings("ignore", "torch.distributed is disabled")
+    warnings.filterwarnings("ignore", r"torch\.distributed is (disabled|unavailable)")  # the latter in torch 2.4
 
 
 def _in_thread(action: Callable[[], StoredCheckpoint]) -> Future[StoredCheckpoint]:

@@ -102,7 +102,7 @@ def test_strings_that_stay_in_a_dictionary_take_its_memory_alone(tmp_path, toget
     for file in range(20):
         pq.write_table(pa.table({"text": [str(file % 10) * 3_000] * 5_000}), tmp_path / f"{file:02}.parquet")
     loader, _ = open_loader(tmp_path, row_id_column=None, batch_size=5_000)
-    pool = memory_pool()
+    pool = memory_pool() or pa.default_memory_pool()
     before, most = pool.bytes_allocated(), 0
     for file, batch in enumerate(loader):
         assert batch["text"] == [str(file % 10) * 3_000] * 5_000

@@ -404,6 +404,8 @@ CHAINS_WITH_ONE_PLACE = (
 )
 
 
+# Old releases of fsspec (2025.5) leave the file of an archive behind a cache to the garbage collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("chain", CHAINS_WITH_ONE_PLACE)
 def test_a_list_of_files_in_several_archives_or_roots_is_an_error_that_names_two(tmp_path, chain):
     for number, place in enumerate(("one", "two")):
