@@ -232,3 +232,21 @@ def test_a_restore_where_nothing_was_skipped_changes_nothing(tmp_path: Path):
         assert loader.epoch == epoch
         assert sum(1 for _ in loader) == 9
         made.restore_skipped()
+
+
+def test_ranks_with_unequal_batches_restore_skipped_steps_together_and_lose_none_that_a_checkpoint_left(tmp_path: Path):
+    assert write_dataset(tmp_path / "data", ((96, 96), (112, 112))) == 208
+    lengths = [len(open_loader(tmp_path / "data", batch_size=8, num_ranks=2, rank=rank)[0]) for rank in range(2)]
+    assert lengths[0] != lengths[1]
+    arguments = {"data": str(tmp_path / "data"), "directory": str(tmp_path), "from_value": 40, "shorter": min(lengths)}
+    run_ranks("accelerate_skips_job.py", 2, arguments, tmp_path)
+    reports = [json.loads((tmp_path / f"report-{rank}.json").read_text()) for rank in range(2)]
+    for report in reports:
+        assert report["epochs"] == [0, 0]
+        assert len(report["passes"][1]) == 16
+    assert len(reports[0]["passes"][0]) == len(reports[1]["passes"][0]) < 208 // 2 - 16, "both had equally many"
+    restored = [row for report in reports for rows in report["passes"] for row in rows]
+    assert len(set(restored)) == len(restored), "rows repeated"
+    kept = [row for report in reports for row in report["before"] + report["after"]]
+    assert sorted(kept) == list(range(208))
+    assert sorted(len(report["after"]) for report in reports) == [0, 8 * abs(lengths[0] - lengths[1])]

@@ -228,6 +228,14 @@ def test_an_epoch_ends_on_all_ranks_when_a_filter_leaves_one_of_them_no_batch(tm
             assert found["batches"] == whole[rank][int(name[-7:-5]) :], (rank, name)
 
 
+@pytest.mark.parametrize("hook", ["on_train_start", "on_train_epoch_start"])
+def test_an_epoch_ends_on_all_ranks_when_a_hook_excludes_whole_steps_of_one(tmp_path: Path, hook: str):
+    whole = [rank["None"]["batches"] for rank in run(tmp_path, "whole", 2, {"batch_size": 8, "excludes": hook}, None)]
+    steps = [[sum(of_epoch == epoch for of_epoch, _ in rank) for epoch in range(2)] for rank in whole]
+    assert steps[0] == steps[1]
+    assert steps[0][0] == ROWS // 2 // 8 + 1 - 2, "no step was lost: nothing was tried"
+
+
 ACCUMULATING = """
 import sys
 import lightning, torch

@@ -62,7 +62,8 @@ class MixedDataset(StructuredDataset):
 
         A source is an endless sequence of passes, each of which has every row of the source once. An epoch takes of
         each source the rows after those that the epoch before has taken. After every batch each source has delivered
-        its share of this rank's rows since the epoch began, less than one row off.
+        its share of this rank's rows since the epoch began, less than one row off: of each virtual rank's, if the rank
+        stands for several.
 
         Args:
             sources: The sources by name, each a `Source`.

@@ -327,7 +327,8 @@ def require_equal_digests(digests: Sequence[Any], states: Sequence[Mapping[str, 
     found = _differences(states[first], states[other]) if states else []
     if found:
         raise RankMismatchError(f"{msg}Rank {first} and rank {other} have {'; '.join(found[:SHOWN])}")
-    raise RankMismatchError(f"{msg}They see different files, or were given different options, epochs or worker counts")
+    msg += "They see different files, were given different options, epochs or worker counts, or skip, restore or "
+    raise RankMismatchError(f"{msg}exclude different rows")
 
 
 def _differences(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:

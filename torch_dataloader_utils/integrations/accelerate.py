@@ -78,6 +78,7 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]
         self._non_blocking = accelerator.non_blocking
         self._ends_together = ends_together
         self._ended: int | None = None  # the epoch that was delivered last, if it was to its end
+        self._restored = False  # whether skipped steps were to be restored by then
         self.reset()
 
     def _require_own_rank(self, accelerator: Accelerator) -> None:
@@ -119,12 +120,17 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]
     @property
     def _has_ended(self) -> bool:
         """Whether the epoch was delivered to its end, and this rank has no skipped steps to restore."""
-        return self.dataset.epoch == self._ended and not self.loader.leaves_restored
+        is_asked_since = self._restores and not self._restored  # of all ranks, also of one that has batches left
+        return self.dataset.epoch == self._ended and not is_asked_since and not self.loader.leaves_restored
+
+    @property
+    def _restores(self) -> bool:
+        requests = self.loader.skip_requests
+        return requests.restores and bool(requests.steps)
 
     def _has_ended_everywhere(self) -> bool:
         """Whether no rank has skipped steps to restore after the end of the epoch. All ranks ask together."""
-        restores = self.loader.skip_requests.restores
-        return self.dataset.epoch == self._ended and (not restores or on_all_ranks(not self.loader.leaves_restored))
+        return on_all_ranks(self._has_ended) if self._restores else self._has_ended
 
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch: see `StructuredDataset.set_epoch`."""
@@ -139,6 +145,8 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]
         """Deliver the epoch, or the rest of it that a loaded state has left, on the accelerator's device."""
         if self._has_ended_everywhere():
             self.set_epoch(self.dataset.epoch + 1)
+        elif self.dataset.epoch == self._ended and not self.dataset.is_finished:
+            self.loader.load_state_dict(self.loader.state_dict())  # the pass ended with another rank's batches
         self.reset()
         self.gradient_state._add_dataloader(self)  # noqa: SLF001 - as the mixin's begin() does
         try:
@@ -148,19 +156,24 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]
             with torch.random.fork_rng(devices=[]):
                 torch.default_generator.manual_seed((torch.initial_seed() + self.dataset.epoch) % 2**63)
                 batches = iter(self.loader)
+            is_last = False
             for batch, is_last in with_last(batches, agreed):
                 self.end_of_dataloader = is_last
-                self._ended = self.dataset.epoch if is_last else None
+                self._end(self.dataset.epoch if is_last else None)
                 yield batch if self.device is None else send_to_device(batch, self.device, self._non_blocking)
-            self._ended = self.dataset.epoch  # also where no batch was left
+            if not is_last:  # no batch was left
+                self._end(self.dataset.epoch)
         finally:
             self.end()
+
+    def _end(self, epoch: int | None) -> None:
+        self._ended, self._restored = epoch, self._restores
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of all ranks. All ranks call it together, as ``accelerator.save_state`` does."""
         is_alike = self.dataset.num_ranks == 1  # on all processes
         states = [self.loader.state_dict()] if is_alike else gather_states(self.loader)
-        return {"ranks": states, "step": self._accelerator.step, "ended": self._has_ended}
+        return {"ranks": states, "step": self._accelerator.step, "ended": on_all_ranks(self._has_ended)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the states of all ranks. All ranks call it together, as ``accelerator.load_state`` does."""
@@ -169,4 +182,4 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]
         self._accelerator.step = state_dict["step"]
         # Where ranks end together, some have batches left when the epoch has ended. Older states do not say that.
         ended = on_all_ranks(self.dataset.is_finished) or state_dict.get("ended", False)
-        self._ended = self.dataset.epoch if ended else None
+        self._end(self.dataset.epoch if ended else None)

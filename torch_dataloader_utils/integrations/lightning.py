@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
 from typing import Any, TypeVar
@@ -169,7 +169,7 @@ class _Batches(Iterator[Any]):
         self._progress = None if fit_loop is None else fit_loop.epoch_loop.batch_progress.total
         self._requests = requests
         self._batches: BatchIterator | None = None
-        self._agreed = bool if fit_loop is None else agreed_end(loader)
+        self._agreed: Callable[[bool], bool] = bool
         self._fetched = 0
         self._trained = -1  # Lightning's count when the last batch was delivered
 
@@ -177,6 +177,8 @@ class _Batches(Iterator[Any]):
         begins = self._batches is None
         if self._batches is None:  # only now: Lightning also calls iter() to see whether it can
             self._batches = iter(self._loader)
+            if self._fit_loop is not None:  # now it is known whether rows are excluded, perhaps by a hook
+                self._agreed = agreed_end(self._loader)
         self._count(self._batches)
         if self._requests is not self._loader.skip_requests and self._fit_loop is not None:
             self._requests = self._loader.skip_requests

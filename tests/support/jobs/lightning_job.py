@@ -49,6 +49,21 @@ class Model(lightning.LightningModule):
     def validation_step(self, batch: Any, _number: int) -> None:
         """Do nothing."""
 
+    def on_train_start(self) -> None:
+        """Exclude rows where the options say so."""
+        if self.options.get("excludes") == "on_train_start":
+            self.exclude()
+
+    def on_train_epoch_start(self) -> None:
+        """Exclude rows where the options say so."""
+        if self.options.get("excludes") == "on_train_epoch_start" and self.current_epoch == 0:
+            self.exclude()
+
+    def exclude(self) -> None:
+        """Exclude all rows of two steps of the first rank."""
+        dataset = self.trainer.train_dataloader.dataset
+        dataset.exclude([row for step in (1, 4) for row in dataset.rows_at(step, rank=0)])
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Return an optimizer."""
         if self.options.get("estimates"):
