@@ -180,6 +180,21 @@ class TestRunsInThisProcess:
         training.run(2, 6, saved, strict=True, batch_size=5)
         training.require_answers(training.open()[1])
 
+    @pytest.mark.parametrize("began", [False, True], ids=["before iter", "after iter"])
+    def test_batches_of_another_size_after_a_state_that_was_saved_again_before_the_first_of_them(
+        self, tmp_path, data, began
+    ):
+        training = Training(data, tmp_path / "log")
+        saved = training.run(1, 4)
+        loader, _ = training.open(batch_size=11)
+        loader.load_state_dict(saved[0])
+        iterator = iter(loader) if began else None
+        again = [loader.state_dict()]
+        del iterator
+        assert again[0]["batch_size"] == 8
+        training.run(1, 4, again, strict=True, batch_size=11)
+        training.require_answers(training.open()[1])
+
     def test_rows_that_were_excluded_on_the_way_and_steps_that_were_skipped(self, tmp_path, data):
         training = Training(data, tmp_path / "log")
         rows: Steps = {}
@@ -410,6 +425,19 @@ class TestWhatTheLogDoesNotKnow:
         _, dataset = training.open()
         with pytest.raises(LedgerUnknownError, match=r"with other \['files'\] than this dataset has"):
             dataset.rows_at(2, 0, 0)
+
+    def test_steps_of_this_process_are_known_where_those_of_the_log_had_other_files(self, tmp_path, data):
+        training = Training(data, tmp_path / "log")
+        saved = training.run(1, 4)
+        write_dataset(data, (*FILES, (10, 5)))
+        loader, dataset = training.open()
+        loader.load_state_dict(saved, strict=False, on_changed_files="continue")
+        delivered = rows_of(next(iter(loader)))
+        first = dataset._opened_files.manifest.first_rows
+        assert [first[path] + row for path, row in dataset.rows_at(4)] == delivered
+        assert len(dataset.rows_at(20)) == 8
+        with pytest.raises(LedgerUnknownError, match=r"with other \['files'\] than this dataset has"):
+            dataset.rows_at(3)
 
 
 class TestItsFiles:

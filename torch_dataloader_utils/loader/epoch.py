@@ -91,6 +91,7 @@ class EpochState:
         self._warned_of_uneven_ranks = False
         self._record: EpochRecord | None = None
         self._loaded: tuple[Began, Loaded] | None = None  # how the next iteration begins, if a state was loaded
+        self._loaded_before: tuple[Loaded, int] | None = None  # what a state says of the steps before it, and its step
         self._run_log = None if run_log is None or not writes_run_log else RunLogWriter(run_log)
         if run_log is not None:
             self.segments.run_log = LoggedSegments(run_log, opened_files)
@@ -211,8 +212,12 @@ class EpochState:
     @without_gc
     def state_dict(self) -> dict[str, Any]:
         """Return the progress as a state."""
-        progress = self.progress
-        return dump_state(self.run(self.epoch), self.epoch, progress, self._shared_digest, self._recorded(progress))
+        progress, run = self.progress, self.run(self.epoch)
+        before, step = self._loaded_before or (None, 0)
+        has_size = before is not None and run.batch_size is not None
+        if has_size and step == progress.batches_delivered and not progress.skip_requests:
+            run = replace(run, batch_size=before.batch_size, drop_last=before.drop_last)  # of the batches until now
+        return dump_state(run, self.epoch, progress, self._shared_digest, self._recorded(progress))
 
     @property
     def _shared_digest(self) -> str | None:
@@ -231,6 +236,7 @@ class EpochState:
         """Begin an iteration: of the whole epoch, or of the rows that a state left which was loaded since the last."""
         self._keep_restorable()
         if self.owner.loaded is None:
+            self._loaded_before = None
             self._plans = replace(self._plans, algorithm=None)
             self.segments.begin(self.segment(self.epoch))
             progress = self._fresh()
@@ -262,7 +268,7 @@ class EpochState:
             self._skips = SkipRequests()  # steps are counted in an epoch
         self.owner.take_over("set_epoch", epoch)
         self.segments.forget(epoch)
-        self._loaded = None
+        self._loaded = self._loaded_before = None
         self._check_epoch()
 
     def exclude(self, rows: ExcludedRows) -> None:
@@ -365,7 +371,10 @@ class EpochState:
         self._plans = loaded.plans
         self._skips = SkipRequests(progress.skip_requests, restores=progress.restores)
         self.owner.take_over("load_state_dict", epoch, progress)
-        self._loaded = "state" if strict else "elastic state", Loaded.of(saved)
+        before = Loaded.of(saved)
+        self._loaded = "state" if strict else "elastic state", before
+        is_known = strict and before.batch_size is not None and before.drop_last is not None
+        self._loaded_before = (before, progress.batches_delivered) if is_known else None
         segment = replace(self.segment(epoch), baseline=progress.baseline)
         if strict:
             own = next((state for state in saved if state.rank == self.topology.rank), saved[0])

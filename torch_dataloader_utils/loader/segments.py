@@ -76,12 +76,24 @@ class Segments:
         """Return the known segments of an epoch, oldest first; `fresh` is that of its plan from the beginning."""
         epoch = fresh.epoch
         own = self._segments.get(epoch)
-        logged = () if self.run_log is None or (own and not own[0].begin) else tuple(self.run_log.of(epoch, self))
         if own is None:
-            return self._with_restored(logged or (self._plannable(fresh),))
+            logged = () if self.run_log is None else self.run_log.of(epoch, self)
+            return self._with_restored(tuple(logged) or (self._plannable(fresh),))
         begin, ends = own[0].begin, self._ends.get(epoch)
+        logged = self._logged_before(epoch) if begin else ()
         earlier = (_ended(segment, begin, ends) for segment in logged if segment.begin < begin)
         return self._with_restored((*earlier, *own))
+
+    def _logged_before(self, epoch: int) -> Sequence[Segment]:
+        """Return the segments that the run log has of an epoch, which has others of this process.
+
+        There are none if the log does not tell them. Those of this process are known all the same.
+        """
+        try:
+            return () if self.run_log is None else self.run_log.of(epoch, self)
+        except LedgerUnknownError as error:
+            self._before.setdefault(epoch, str(error).replace("{", "{{").replace("}", "}}"))
+            return ()
 
     def _plannable(self, fresh: Segment) -> Segment:
         """Return a segment, or raise if it is not known where its epoch begins."""
