@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from jobs.processes import collect_garbage, inherited, wait_until_none
 from pairwise import pairwise
 from support import all_rows_of, open_loader, rows_of, write_dataset
@@ -178,6 +179,20 @@ def test_a_forked_process_leaves_an_iterator_and_its_workers_to_the_one_that_beg
     assert f"forked from process {os.getpid()}" in message
     assert int(rows) == ROWS
     assert sorted(first + all_rows_of(iterator)) == list(range(ROWS))
+
+
+def require_all_rows_of(loader: Any) -> None:
+    assert len(all_rows_of(loader)) == ROWS
+
+
+def test_a_process_that_multiprocessing_forks_does_not_end_the_workers_of_the_one_that_started_them(path):
+    loader, _ = open_loader(path, num_workers=2, multiprocessing_context="fork")
+    require_all_rows_of(loader)
+    process = torch.multiprocessing.get_context("fork").Process(target=require_all_rows_of, args=(loader,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    assert sorted(all_rows_of(loader)) == list(range(ROWS))
 
 
 @pytest.mark.parametrize("last", [0, 1])

@@ -18,6 +18,7 @@ from support import open_loader
 from torch_dataloader_utils import Codes, PackedBytes, Padded
 from torch_dataloader_utils.columns.convert import convert, split
 from torch_dataloader_utils.columns.options import ColumnOptions
+from torch_dataloader_utils.columns.tensors import pinned
 from torch_dataloader_utils.columns.transform import ColumnTransform
 from torch_dataloader_utils.planning.assignment import Receipt
 from torch_dataloader_utils.reading.batching import Batch
@@ -289,3 +290,27 @@ def test_pinning_pins_what_tensors_consist_of_and_changes_no_value(data, monkeyp
         values, offsets = batch["packed"]
         for tensor in (batch["row"], values, offsets, batch["jagged"].values(), batch["padded"]):
             assert tensor.untyped_storage().data_ptr() in addresses
+
+
+def test_lists_are_padded_on_the_cpu_whatever_torchs_default_device_is(data):
+    loader, _ = open_loader(data, **OPTIONS)
+    expected = plain_batches(loader)
+    with torch.device("meta"):
+        batches = list(loader)
+    assert plain_batches(batches) == expected
+
+
+def test_pinned_memory_is_on_the_cpu_whatever_torchs_default_device_is(monkeypatch):
+    """Without an accelerator no memory can be pinned, so other memory stands for it."""
+    empty = torch.empty
+
+    def new_memory(*sizes: Any, pin_memory: bool, **options: Any) -> torch.Tensor:
+        assert pin_memory
+        return empty(*sizes, **options)
+
+    monkeypatch.setattr(torch, "empty", new_memory)
+    values = torch.arange(3)
+    with torch.device("meta"):
+        columns = pinned({"x": values})
+    assert isinstance(columns, dict)
+    assert columns["x"].tolist() == [0, 1, 2]

@@ -216,6 +216,14 @@ def test_sparse_tensors_of_every_layout_arrive_and_die_with_their_batch(short):
     assert [reference() for reference in alive] == [None] * len(alive)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse C:UserWarning")  # torch calls compressed layouts a beta
+def test_sparse_tensors_arrive_on_the_cpu_whatever_torchs_default_device_is():
+    tensors = sparse({"row": torch.arange(1, 4)})
+    with torch.device("meta"):
+        (arrived,) = Message.pack(0, [batch_of(tensors)]).unpack()
+    assert [one.to_dense().tolist() for one in arrived.data] == [one.to_dense().tolist() for one in tensors]
+
+
 def in_other_orders(batch: Any) -> Any:
     rows = batch["row"]
     images = rows.view(-1, 1, 1, 1) + torch.arange(24).view(2, 3, 4)

@@ -17,9 +17,11 @@ from support import all_rows_of, batches_of, open_loader, write_dataset
 
 import torch_dataloader_utils.loader.data_loader as loader_module
 import torch_dataloader_utils.workers.torch_iterator as iterator_module
-from torch_dataloader_utils import IterationEndedError, WorkerError
+from torch_dataloader_utils import IterationEndedError, StructuredDataset, WorkerError
 from torch_dataloader_utils.planning.assignment import Assignment
 from torch_dataloader_utils.workers.channel import AssignmentQueue
+from torch_dataloader_utils.workers.lifecycle import has_ended
+from torch_dataloader_utils.workers.torch_iterator import WorkerIterator
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 
@@ -205,3 +207,40 @@ def test_a_worker_that_is_not_forked_is_sent_the_footers_of_its_own_files_once(t
         content = pickle.dumps(dataset)
     assert not any(end in content for end in footers.values())
     assert any(end in pickle.dumps(dataset) for end in footers.values())
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_workers_that_wait_for_their_assignment_end_by_themselves_on_an_interrupt(tmp_path, monkeypatch, epoch):
+    """They were waited for, and killed after `END_SEC`: until then Ctrl-C took no effect."""
+    monkeypatch.setattr(iterator_module, "END_SEC", 20.0)
+    rows = write_dataset(tmp_path)
+    context = torch.multiprocessing.get_context("fork")
+    waiting = context.Semaphore(0)
+    receive, kill, begin = AssignmentQueue.receive, WorkerIterator.kill, StructuredDataset.begin_iteration
+    ended: list[bool] = []
+
+    def receive_late(assignments: AssignmentQueue, number: int) -> Sequence[Assignment]:
+        if number > epoch:
+            waiting.release()
+        return receive(assignments, number)
+
+    def interrupt(_dataset: StructuredDataset) -> Any:
+        for _ in range(2):
+            assert waiting.acquire(timeout=60)
+        raise KeyboardInterrupt
+
+    def note_and_kill(answers: WorkerIterator) -> None:
+        ended.extend(map(has_ended, answers.workers))
+        kill(answers)
+
+    monkeypatch.setattr(AssignmentQueue, "receive", receive_late)
+    monkeypatch.setattr(WorkerIterator, "kill", note_and_kill)
+    loader, _ = open_loader(tmp_path, num_workers=2, multiprocessing_context=context)
+    for _ in range(epoch):
+        all_rows_of(loader)
+    monkeypatch.setattr(StructuredDataset, "begin_iteration", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        iter(loader)
+    assert ended == [True, True]
+    monkeypatch.setattr(StructuredDataset, "begin_iteration", begin)
+    assert sorted(all_rows_of(loader)) == list(range(rows))

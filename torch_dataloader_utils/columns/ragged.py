@@ -102,7 +102,7 @@ class Ragged:
         shape = (len(self), width, *self.values.shape[1:])
         padded: Values
         if isinstance(self.values, torch.Tensor):
-            padded = torch.empty(shape, dtype=self.values.dtype, pin_memory=self.is_pinned)
+            padded = torch.empty(shape, dtype=self.values.dtype, device="cpu", pin_memory=self.is_pinned)
         else:
             padded = np.empty(shape, self.values.dtype)
         array = np.asarray(padded)

@@ -52,6 +52,6 @@ def _pinned(tensor: torch.Tensor) -> torch.Tensor:
     torch's own way, ``pin_memory``, copies with a thread for each core. These wait for more work at full speed, and
     take that time from those who decode.
     """
-    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
     copy.view(-1).view(torch.uint8).numpy()[:] = tensor.contiguous().view(-1).view(torch.uint8).numpy()
     return copy

@@ -173,7 +173,9 @@ class BatchDataset(IterableDataset[Any]):
 
     def _answer(self, channel: WorkerChannel, number: int) -> Iterator[Message]:
         """Read, in a worker of this package's own loader, what its assignment names."""
-        yield from self._stream.messages(channel.assignments.receive(number), channel)
+        parts = channel.assignments.receive(number)
+        if parts:
+            yield from self._stream.messages(parts, channel)
 
     def _deliver_in_plain_worker(self, worker: int, num_workers: int, loader_seed: int) -> Iterator[Any]:
         """Deliver one stream, in a worker of a plain DataLoader. Errors are raised with the first batch."""

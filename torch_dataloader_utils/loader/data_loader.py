@@ -129,6 +129,9 @@ class StructuredDataLoader(DataLoader[Any]):
         """Do what ``iter`` does, for `to_device`: a batch is what the transfer makes of it."""
         if self._newest is not None and (before := self._newest()) is not None:
             before.end("iter")
+            if before.is_fetching:  # a call in another thread: the workers are left to it, and end with it
+                self._answers = self._iterator = None
+                self._channels = []
         self._dataset.prepare_iteration()
         if self._dataset.needs_new_workers() or self.num_workers != self._dataset.num_workers or self._is_forked():
             self._forget_workers()
@@ -286,10 +289,12 @@ class StructuredDataLoader(DataLoader[Any]):
             def read(
                 assigned: Mapping[int, Sequence[Assignment]],
             ) -> dict[int, Iterator[Batch | EmptyStep | StreamEnd]]:
-                answers = asked.pop() if asked else self._ask_workers()
-                self._send(assigned)
-                if not self.persistent_workers:
-                    self._channels = []  # they go with the workers, and so does their shared memory
+                with iteration.changing_workers:
+                    iteration.require_current()
+                    answers = asked.pop() if asked else self._ask_workers()
+                    self._send(assigned)
+                    if not self.persistent_workers:
+                        self._channels = []  # they go with the workers, and so does their shared memory
                 return _unpacked(answers, iteration.number, list(assigned), transfer)
 
             contents = iteration.contents(read)

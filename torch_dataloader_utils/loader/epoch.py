@@ -214,8 +214,8 @@ class EpochState:
         """Return the progress as a state."""
         progress, run = self.progress, self.run(self.epoch)
         before, step = self._loaded_before or (None, 0)
-        has_size = before is not None and run.batch_size is not None
-        if has_size and step == progress.batches_delivered and not progress.skip_requests:
+        is_new = step == progress.batches_delivered and not progress.skip_requests
+        if is_new and before is not None and run.batch_size is not None:
             run = replace(run, batch_size=before.batch_size, drop_last=before.drop_last)  # of the batches until now
         return dump_state(run, self.epoch, progress, self._shared_digest, self._recorded(progress))
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 import weakref
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import islice
 from typing import Any
 
 from torch_dataloader_utils.checkpoint.progress import Progress
@@ -36,6 +36,8 @@ class Iteration:
         metrics: Counts what is delivered, and what that takes.
         reports: Tells the hooks of events, if there are any.
         bar: Shows how many batches were delivered, if there is one.
+        replaced_by: The call that took the progress over, if one did.
+        changing_workers: Held while a thread starts workers for this iteration or ends them because of an error in it.
     """
 
     def __init__(
@@ -61,7 +63,8 @@ class Iteration:
         self.bar: ProgressBar | None = None
         self._is_abandoned = False
         self._ended: set[int] = set()
-        self._replaced_by: str | None = None
+        self.replaced_by: str | None = None
+        self.changing_workers = threading.RLock()  # a handler of a signal may begin another iteration meanwhile
 
     def contents(self, read: Read) -> Iterator[Content]:
         """Let the processes read, and return what they make: see `PartsOfPass`."""
@@ -93,11 +96,11 @@ class Iteration:
     @property
     def is_running(self) -> bool:
         """Whether its iterator can deliver more batches, or has yet to find that none is left."""
-        return not (self.failed or self._is_abandoned or self._replaced_by or self.finished())
+        return not (self.failed or self._is_abandoned or self.replaced_by or self.finished())
 
     def replace(self, by: str) -> None:
         """End this iteration because of a call that took its progress over."""
-        self._replaced_by = self._replaced_by or by
+        self.replaced_by = self.replaced_by or by
         self.abandon()
 
     def fail(self) -> None:
@@ -114,9 +117,9 @@ class Iteration:
 
     def require_current(self) -> None:
         """Raise unless this iteration owns the progress."""
-        if self._replaced_by is not None:
-            msg = f"this iterator was ended by a later {self._replaced_by}: one iterator at a time delivers the rows "
-            raise IterationEndedError(msg + "of an epoch; make a new one with iter(loader)")
+        if self.replaced_by is not None:
+            msg = f"this iterator was ended by a later {self.replaced_by}: one iterator at a time delivers the rows "
+            raise IterationEndedError(msg + "of an epoch; make a new one with iter(loader)") from None
 
     def deliver(self, batch: Batch, following: Iterable[EmptyStep | StreamEnd] = ()) -> Any:
         """Count a batch as delivered, and the steps and ends that follow it; return what the user receives."""
@@ -200,6 +203,12 @@ class BatchIterator(CountedIterator):
 
     The contents are those of some streams, or of all. `on_error` is called once if making or delivering
     a batch fails.
+
+    One thread at a time may ask for batches. While it does, any other may take the progress over: then the thread gets
+    an error in place of the batch that it waits for.
+
+    Attributes:
+        is_fetching: Whether a thread is where batches are made, or on its way in or out.
     """
 
     def __init__(
@@ -218,6 +227,7 @@ class BatchIterator(CountedIterator):
         self._error: str | None = None
         self._waiting: deque[Content] = deque()
         self._batches = 0  # that wait
+        self.is_fetching = False
         self._clock = iteration.metrics.clock
         weakref.finalize(self, iteration.abandon)
 
@@ -233,26 +243,16 @@ class BatchIterator(CountedIterator):
             return self._iteration.deliver(batch, following)
         except BaseException as error:
             self._fail(error)
+            if isinstance(error, Exception):
+                self._iteration.require_current()
             raise
 
     def has_next(self, after: int = 0) -> bool:
         """Wait for the next batch, and return whether there is one: see `CountedIterator.has_next`."""
-        self._iteration.require_current()
-        if self._owner != os.getpid():  # its thread is not here, and what its workers send here would be missing there
-            msg = f"this process was forked from process {self._owner}, to which this iterator belongs: make a new one "
-            raise IterationEndedError(msg + "with iter(loader)")
-        if self._error is not None:
-            msg = f"this iterator ended with an error ({self._error}): to continue after it would leave out rows; make "
-            msg += "a new iterator, after load_state_dict(state_dict()) to continue where this one stopped"
-            raise IterationEndedError(msg)
+        self._require_usable()
         try:
             if self._batches <= after and self._contents is not None:
-                self._clock.waits_since = time.perf_counter()
-                while self._batches <= after and self._contents is not None:
-                    self._fetch()
-                waited = self._clock.end_wait()
-                if waited >= STALL_SEC:
-                    self._iteration.note_stall(waited)
+                self._wait(after)
             self._pass_over()
             if not self._batches and not self._iteration.finished(self._streams):
                 msg = "a worker process ended before its stream did; the state holds what was delivered"
@@ -262,13 +262,37 @@ class BatchIterator(CountedIterator):
                 self._fail(KeyboardInterrupt())
                 raise KeyboardInterrupt from None
             self._fail(error)
-            raise
-        return self._batches > after
+            if self._iteration.replaced_by is None or not isinstance(error, Exception):
+                raise
+        finally:
+            self.is_fetching = False
+        has_batch = self._batches > after
+        if self._iteration.replaced_by is not None:  # by another thread, meanwhile
+            self.close()
+            self._iteration.require_current()
+        return has_batch
+
+    def _require_usable(self) -> None:
+        """Raise unless a batch may be asked for: in this process, by this thread, and after no error."""
+        if self._iteration.replaced_by is not None:
+            self._iteration.require_current()
+        if self._owner != os.getpid():  # its thread is not here, and what its workers send here would be missing there
+            msg = f"this process was forked from process {self._owner}, to which this iterator belongs: make a new one "
+            raise IterationEndedError(msg + "with iter(loader)")
+        if self._error is not None:
+            msg = f"this iterator ended with an error ({self._error}): to continue after it would leave out rows; make "
+            msg += "a new iterator, after load_state_dict(state_dict()) to continue where this one stopped"
+            raise IterationEndedError(msg)
+        if self.is_fetching:
+            msg = "this iterator is being asked for a batch: only one thread at a time may ask it"
+            raise RuntimeError(msg)
 
     def peek(self, after: int = 0) -> Any:
         """Return a batch that waits, without delivering it: see `CountedIterator.peek`."""
-        waiting = (content for content in self._waiting if isinstance(content, Batch))
-        return next(islice(waiting, after, None)).data
+        waiting = [content for content in list(self._waiting) if isinstance(content, Batch)]
+        if len(waiting) <= after:  # another thread has taken the progress over since then
+            self._iteration.require_current()
+        return waiting[after].data
 
     @property
     def delivered(self) -> int:
@@ -284,9 +308,21 @@ class BatchIterator(CountedIterator):
         finally:
             self._iteration.progress = progress
 
+    def _wait(self, after: int) -> None:
+        """Fetch until so many batches wait and one more, or none is left."""
+        self.is_fetching = True  # before it is looked whether another thread has taken the progress over
+        self._clock.waits_since = time.perf_counter()
+        while self._batches <= after and self._contents is not None:
+            if self._iteration.replaced_by is not None:
+                return
+            self._fetch()
+        waited = self._clock.end_wait()
+        if waited >= STALL_SEC:
+            self._iteration.note_stall(waited)
+
     def _fetch(self) -> None:
         """Fetch a batch, or what is passed once the batches before it are delivered: an empty step, a stream's end."""
-        content = None if self._contents is None else next(self._contents, None)
+        content = next(self._contents or iter(()), None)  # another thread may have closed this
         if content is None:
             self._contents = None
             return
@@ -307,8 +343,14 @@ class BatchIterator(CountedIterator):
             yield content
 
     def end(self, by: str) -> None:
-        """End because of a call that makes, or tries to make, another iteration."""
+        """End because of a call that makes, or tries to make, another iteration.
+
+        From then on, no thread starts workers for this iteration, or ends any.
+        """
         self._iteration.replace(by)
+        if self._owner == os.getpid():  # else a thread that is not here may hold the lock
+            with self._iteration.changing_workers:
+                self._on_error = None
         self.close()
 
     def close(self) -> None:
@@ -321,8 +363,9 @@ class BatchIterator(CountedIterator):
         self._iteration.fail()
         self._error = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         self.close()
-        if self._on_error is not None:
-            self._on_error()
+        with self._iteration.changing_workers:
+            if self._on_error is not None:
+                self._on_error()
 
 
 def with_last(batches: CountedIterator, agreed: Callable[[bool], bool] = bool) -> Iterator[tuple[Any, bool]]:

@@ -39,11 +39,15 @@ class AssignmentQueue:
         return self._started
 
     def receive(self, number: int) -> Sequence[Assignment]:
-        """Wait, in the worker, for the assignments of an iteration."""
+        """Wait, in the worker, for the assignments of an iteration. There are none if the worker is to end."""
         while True:
             sent, parts = self._queue.get()
             if sent == number:
                 return parts  # type: ignore[no-any-return]
+
+    def end(self) -> None:
+        """Let the worker end if it waits for the assignments of an iteration for which none were sent."""
+        self.send(())
 
     def close(self) -> None:
         """Close the queue."""

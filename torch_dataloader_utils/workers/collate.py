@@ -142,7 +142,8 @@ class BatchBuffer:
             if order is not None and order[0] != 0:
                 return False  # one batch's rows do not follow those of another
             shape = (rows, *tensor.shape[1:])
-            self.columns[name] = in_order(torch.empty(math.prod(shape), dtype=tensor.dtype), shape, order)
+            memory = torch.empty(math.prod(shape), dtype=tensor.dtype, device="cpu")
+            self.columns[name] = in_order(memory, shape, order)
         columns = [split_values(column, self._sizes) for column in self.columns.values()]
         self._views = list(zip(*columns, strict=True))
         return True

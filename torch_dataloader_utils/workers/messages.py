@@ -250,13 +250,17 @@ def _sparse_parts(tensor: torch.Tensor) -> Any:
 
 
 def _unpack_coo(indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], is_coalesced: bool) -> Any:  # noqa: FBT001
-    return torch.sparse_coo_tensor(indices, values, shape, check_invariants=False, is_coalesced=is_coalesced)
+    return torch.sparse_coo_tensor(
+        indices, values, shape, device=values.device, check_invariants=False, is_coalesced=is_coalesced
+    )
 
 
 def _unpack_compressed(
     compressed: torch.Tensor, plain: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], layout: torch.layout
 ) -> Any:
-    return torch.sparse_compressed_tensor(compressed, plain, values, shape, layout=layout, check_invariants=False)
+    return torch.sparse_compressed_tensor(
+        compressed, plain, values, shape, layout=layout, device=values.device, check_invariants=False
+    )
 
 
 def _unpack_tensor(

@@ -232,6 +232,9 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
 
     def end(self) -> None:
         """End the workers, at once if one is broken, else by themselves if they can; and close their channels."""
+        if not self.is_inherited:
+            for channel in self._channels:
+                channel.assignments.end()  # a worker that waits for them hears of no other end
         self._shutdown_workers()
         for channel in self._channels:
             channel.close()

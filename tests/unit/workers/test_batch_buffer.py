@@ -25,3 +25,12 @@ def test_single_images_whose_channels_are_innermost_are_copied_into_one_buffer()
         assert torch.equal(copied["image"], image)
     assert buffer.is_complete
     assert buffer.columns["image"].is_contiguous(memory_format=torch.channels_last)
+
+
+def test_the_memory_is_on_the_cpu_whatever_torchs_default_device_is():
+    """Batches were copied to that device, and what arrived had other values."""
+    batches = [torch.tensor([1, 2]), torch.tensor([3])]
+    buffer = BatchBuffer([2, 1])
+    with torch.device("meta"):
+        assert all(buffer.append({"x": batch}) is not None for batch in batches)
+    assert buffer.columns["x"].tolist() == [1, 2, 3]
