@@ -25,7 +25,13 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.utils.data import DataLoader
 from torch.utils.data import _utils as torch_workers
 
-from torch_dataloader_utils import IterationEndedError, ProgressUnknownError, StructuredDataset, WorkerError
+from torch_dataloader_utils import (
+    CheckpointMismatchError,
+    IterationEndedError,
+    ProgressUnknownError,
+    StructuredDataset,
+    WorkerError,
+)
 from torch_dataloader_utils.distributed import CheckpointEntry
 from torch_dataloader_utils.loader import plain_loader
 from torch_dataloader_utils.reading.arrow_threads import allocate_first
@@ -461,6 +467,27 @@ def _check_torchdata(fresh: Callable[[], Any], every: int) -> None:
         resumed = fresh()
         resumed.load_state_dict(states[stop])
         assert batches_of(resumed) == whole[stop:]
+
+
+def test_torchdatas_workers_refuse_a_state_that_excludes_rows_unless_the_dataset_excludes_them_too(data, stateful):
+    """Only the workers would know: the next epoch, of new workers, would deliver the rows."""
+    excluded, dataset = range(5, 35), open_dataset(data, **ROWS_SHUFFLED)
+    dataset.exclude({"part-000.parquet": excluded})
+    loader = stateful(dataset, 2)
+    begun = [rows_of(batch) for batch in itertools.islice(loader, 4)]
+    state = loader.state_dict()
+    dataset = open_dataset(data, **ROWS_SHUFFLED)
+    loader = stateful(dataset, 2)
+    loader.load_state_dict(state)
+    with pytest.raises(CheckpointMismatchError, match="excludes 30 rows that this dataset does not exclude"):
+        batches_of(loader)
+    dataset = open_dataset(data, **ROWS_SHUFFLED)
+    dataset.exclude({"part-000.parquet": excluded})
+    loader = stateful(dataset, 2)
+    loader.load_state_dict(state)
+    assert sorted(itertools.chain(*begun, *batches_of(loader))) == sorted(set(range(ROWS)).difference(excluded))
+    dataset.set_epoch(1)
+    assert sorted(itertools.chain(*batches_of(loader))) == sorted(set(range(ROWS)).difference(excluded))
 
 
 def test_states_of_torchdatas_workers_have_the_hash_of_each_workers_rows_and_it_goes_on(data, stateful):

@@ -233,6 +233,14 @@ def unknown_expression(expression: ExcludedExpression) -> CheckpointMismatchErro
     return CheckpointMismatchError(f"{msg}expression before load_state_dict()", differences=(difference,))
 
 
+def excluded_in_workers_alone(rows: int) -> CheckpointMismatchError:
+    """Return the error about a checkpoint whose excluded rows only the copies of a dataset in workers would know."""
+    msg = f"the checkpoint excludes {rows} rows that this dataset does not exclude, and is loaded in worker processes: "
+    msg += "the next epoch would deliver them, since its workers are copies of the training process' dataset. Call "
+    msg += "exclude() with the same rows in the training process before the loader is iterated"
+    return CheckpointMismatchError(msg, differences=(Difference("excluded", rows, None),))
+
+
 def shorten(paths: Sequence[str]) -> str:
     """Return a list of paths as a message shows it: the first few, and how many more."""
     more = f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from torch_dataloader_utils.checkpoint.compare import unknown_expression
+from torch_dataloader_utils.checkpoint.compare import excluded_in_workers_alone, unknown_expression
 from torch_dataloader_utils.checkpoint.progress import RemovedRows
 from torch_dataloader_utils.checkpoint.removed_rows import saved_removed
 from torch_dataloader_utils.checkpoint.run import Run
@@ -32,6 +32,17 @@ def loaded_exclusions(
     if unknown:
         raise unknown_expression(unknown[0])
     return exclusions.without_files(changed).joined(run.exclusions, saved.epoch)
+
+
+def require_own_exclusions(loaded: Exclusions, run: Run) -> None:
+    """Raise unless the run itself excludes all rows that it would exclude after a load.
+
+    Raises:
+        CheckpointMismatchError: If a state excludes more.
+    """
+    more = loaded.all_rows.minus(run.exclusions.all_rows)
+    if more:
+        raise excluded_in_workers_alone(more.rows)
 
 
 def loaded_removed(

@@ -15,7 +15,7 @@ from torch_dataloader_utils.checkpoint.restore_skips import with_carried
 from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.checkpoint.saved_state import SavedState
 from torch_dataloader_utils.loader.epoch_plans import EpochPlans
-from torch_dataloader_utils.loader.exclusions import loaded_exclusions, loaded_removed
+from torch_dataloader_utils.loader.exclusions import loaded_exclusions, loaded_removed, require_own_exclusions
 from torch_dataloader_utils.loader.mixture import placed, reweighted, with_changed_passes
 from torch_dataloader_utils.loader.skip_requests import requests_left, require_same_batches
 from torch_dataloader_utils.loader.user_warnings import warn_of_lost_rows, warn_of_touched_files, warn_of_unknown_hashes
@@ -42,8 +42,9 @@ def load_strictly(states: Sequence[SavedState], plans: EpochPlans, *, adopts_num
     """
     epoch, plans = states[0].epoch, _placed(plans, states[0], strict=True)
     run = _run_of(states, plans)
-    run = replace(run, exclusions=loaded_exclusions(states, run, plans.opened_files))
+    own, run = run, replace(run, exclusions=loaded_exclusions(states, run, plans.opened_files))
     if get_worker_info() is not None:  # a loader that loads states in its workers restores their turns as well
+        require_own_exclusions(run.exclusions, own)
         plans = plans.of_run(run)
         progress = _restored(states, run, plans).with_turn_restored(run.topology.processes)
     else:
