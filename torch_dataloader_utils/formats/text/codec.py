@@ -9,12 +9,12 @@ from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
 
-from torch_dataloader_utils.columns.arrow import stacked, width
+from torch_dataloader_utils.columns.arrow import any_type, stacked, width
 from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.formats.base import Codec, FilesToRead, Layout, Measures, RowGroups
 from torch_dataloader_utils.formats.concurrency import OPEN_FILES
 from torch_dataloader_utils.formats.read_cache import FooterStore
-from torch_dataloader_utils.formats.text.exact_integers import LARGEST_EXACT, floats, may_be_rounded
+from torch_dataloader_utils.formats.text.exact_integers import LARGEST_EXACT, floats_of, may_be_rounded
 from torch_dataloader_utils.formats.text.footer import TextFooter
 from torch_dataloader_utils.formats.text.lines import Text
 from torch_dataloader_utils.formats.text.shared_parsing import SharedParsing
@@ -22,7 +22,10 @@ from torch_dataloader_utils.storage.local_file import LocalFile, MappedFile
 
 
 class Parser(Protocol):
-    """Parses texts of one file into rows. An error is an UnreadableFileError with file and line."""
+    """Parses texts of one file into rows. An error is an UnreadableFileError with file and line.
+
+    An integer is one that is read as a float which does not hold it, unless the user has given the column's type.
+    """
 
     def tables(self, text: Text, shared: SharedParsing) -> Iterator[pa.Table]:
         """Yield the rows in one or more tables, each as soon as it is parsed."""
@@ -30,15 +33,10 @@ class Parser(Protocol):
     def batches(self, text: Text, *, use_threads: bool) -> Iterator[pa.RecordBatch]:
         """Yield the rows, block by block."""
 
-    def require_exact(self, text: Text, names: Collection[str]) -> None:
-        """Raise if one of these columns of floats has an integer that its float does not hold.
 
-        Not those whose types the user has given.
-        """
-
-
-MakeParser: TypeAlias = Callable[[Sequence[str], pa.Schema], Parser]
-"""From a file's columns, and the needed ones with their types, to its parser."""
+MakeParser: TypeAlias = Callable[[Sequence[str], pa.Schema, Collection[str]], Parser]
+"""From a file's columns, the needed ones with their types, and those of these in which its beginning has floats, to its
+parser."""
 
 OFFSET_BYTES = 4
 
@@ -92,11 +90,16 @@ class TextCodec(Codec):
         if local is not None and listed is not None and local.modified != listed:
             raise UnreadableFileError(f"{shown} was rewritten since it was listed")
         footer, stored = self.layout(path).footer, self._files.projection(path).stored
-        parser = self._parser(footer.schema.names, stored)
         types = {column.name: column.type for column in footer.schema}
         inferred = {column.name: types.get(column.name, pa.null()) for column in stored}
+        parser = self._parser(
+            footer.schema.names,
+            stored,
+            [name for name, kind in inferred.items() if any_type(kind, pa.types.is_floating)],
+        )
+        widened = {column.name: inferred[column.name] for column in stored if inferred[column.name] != column.type}
         return _TextRowGroups(
-            shown, footer, parser, file, inferred, self._shared, is_mapped=isinstance(local, MappedFile)
+            shown, footer, parser, file, widened, self._shared, is_mapped=isinstance(local, MappedFile)
         )
 
 
@@ -108,7 +111,7 @@ class _TextRowGroups(RowGroups):
     footer: TextFooter
     parser: Parser
     file: pa.NativeFile
-    inferred: Mapping[str, pa.DataType]
+    widened: Mapping[str, pa.DataType]
     shared: SharedParsing
     is_mapped: bool
 
@@ -116,34 +119,23 @@ class _TextRowGroups(RowGroups):
         return stacked([table for table, _ in self.tables(number)])
 
     def tables(self, number: int) -> Iterator[tuple[pa.Table, bool]]:
-        text, exact = self._text(number), set[str]()
-        for table, is_last in self.shared.tables(self.parser.tables(text, self.shared)):
-            self._require_exact(table, text, exact)
+        for table, is_last in self.shared.tables(self.parser.tables(self._text(number), self.shared)):
+            self._require_exact(table)
             yield table, is_last
 
     def batches(self, number: int, rows: int, *, use_threads: bool) -> Iterator[pa.RecordBatch]:
-        text, exact = self._text(number), set[str]()
-        for batch in self.parser.batches(text, use_threads=use_threads):
-            self._require_exact(batch, text, exact)
+        for batch in self.parser.batches(self._text(number), use_threads=use_threads):
+            self._require_exact(batch)
             for first in range(0, batch.num_rows, rows):
                 yield batch.slice(first, rows)
 
-    def _require_exact(self, rows: pa.Table | pa.RecordBatch, text: Text, exact: set[str]) -> None:
-        """Raise if an integer that is read as a float may have changed.
-
-        `exact` are the columns of the whole text of which that is known, and those that are looked at here.
-        """
-        doubtful = set()
-        for name, dtype in self.inferred.items():
-            if any(map(may_be_rounded, floats(rows[name], dtype, pa.types.is_integer))):
+    def _require_exact(self, rows: pa.Table | pa.RecordBatch) -> None:
+        """Raise if an integer that is read as a float, as the column is of floats elsewhere, may have changed."""
+        for name, dtype in self.widened.items():
+            if any(map(may_be_rounded, floats_of(rows[name], dtype, pa.types.is_integer))):
                 msg = f"{self.shown}: column {name!r} begins with integers here, and is of floats in the dataset, "
                 msg += f"which do not hold each integer of {LARGEST_EXACT} or more; set its type by format_options"
                 raise UnreadableFileError(msg)
-            if name not in exact and any(map(may_be_rounded, floats(rows[name], dtype, pa.types.is_floating))):
-                doubtful.add(name)
-        if doubtful:
-            self.parser.require_exact(text, doubtful)
-            exact |= doubtful
 
     def _text(self, number: int) -> Text:
         start, stop = (0, self.footer.size) if self.is_mapped else self.footer.ranges[number]

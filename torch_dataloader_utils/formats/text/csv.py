@@ -21,7 +21,14 @@ from torch_dataloader_utils.formats.recognition import ENDINGS
 from torch_dataloader_utils.formats.schema import FileSchema, unified
 from torch_dataloader_utils.formats.text import csv_options
 from torch_dataloader_utils.formats.text.csv_lines import ZERO, CsvLines
-from torch_dataloader_utils.formats.text.exact_integers import DIGITS, is_rounded, rounded
+from torch_dataloader_utils.formats.text.exact_integers import (
+    DIGITS,
+    are_large,
+    bounds,
+    is_rounded,
+    may_be_rounded,
+    rounded,
+)
 from torch_dataloader_utils.formats.text.format import BLOCK_BYTES, Sample, TextFormat
 from torch_dataloader_utils.formats.text.lines import CHUNK, Text, WatchedText, may_exceed, pieces
 from torch_dataloader_utils.formats.text.shared_parsing import SharedParsing
@@ -163,9 +170,9 @@ class Csv(TextFormat):
         """Return the parser that counts rows: every row is parsed, and its first column read as bytes."""
         return CsvParser(self.options, names, pa.schema([(names[0], pa.binary())]))
 
-    def parser(self, names: Sequence[str], stored: pa.Schema) -> CsvParser:
+    def parser(self, names: Sequence[str], stored: pa.Schema, floats: Collection[str]) -> CsvParser:
         """Return the parser of a file's texts."""
-        return CsvParser(self.options, names, stored)
+        return CsvParser(self.options, names, stored, set(floats).difference(csv_options.column_types(self.options)))
 
 
 def _is_cuttable(options: Mapping[str, Any]) -> bool:
@@ -183,23 +190,23 @@ def _spelled_nulls_fail(options: Mapping[str, Any], columns: pa.Schema) -> bool:
     return all(any(is_type(column.type) for is_type in PARSED_TYPES) for column in columns)
 
 
-def _may_hold_nan(table: pa.Table) -> bool:
-    """Whether a column may hold NaN. A sum shows each, and is one for infinities of both signs, too."""
-    floats = (column for column in table.columns if pa.types.is_floating(column.type))
-    return any(math.isnan(pc.sum(column).as_py() or 0.0) for column in floats)
-
-
 class _NotOfLinesError(Exception):
     """Not each line of a text is a row, as far as can be seen."""
 
 
 class CsvParser:
-    """Parses ranges of a file, whose columns are named, into rows of the needed columns."""
+    """Parses ranges of a file, whose columns are named, into rows of the needed columns.
 
-    def __init__(self, options: Mapping[str, Any], names: Sequence[str], stored: pa.Schema) -> None:
+    `floats` are those columns whose types were inferred to be floats.
+    """
+
+    def __init__(
+        self, options: Mapping[str, Any], names: Sequence[str], stored: pa.Schema, floats: Collection[str] = ()
+    ) -> None:
         self._options = options
         self._names = own_names = list(names)
         self._stored = stored
+        self._floats = floats
         self._given_names = {"column_names": self._names, "autogenerate_column_names": False}
         self._block_bytes = int(options.get("block_size") or BLOCK_BYTES)
         self._lines = CsvLines(options, lambda: own_names)  # of `self` it would be a cycle
@@ -234,7 +241,7 @@ class CsvParser:
         parse = csv_options.parse_options(self._options)
         names = self._given_names if text.start else {}
         watched = WatchedText(text.open(), csv_options.quote_of(self._options))
-        most_quotes = self._quotes_of_header(text)
+        most_quotes, exact = self._quotes_of_header(text), set[str]()
         for piece in pieces(text.content, lambda: shared.next_blocks() * self._block_bytes):
             watched.watch(piece)
             if watched.quotes > most_quotes:
@@ -246,21 +253,33 @@ class CsvParser:
             # Texts of less than a block take more time without Arrow's threads: seen with 400 files of 80 KB.
             use_threads = shared.uses_threads or piece.size < self._block_bytes
             read = csv_options.read_options(self._options, use_threads=use_threads, **names)
-            yield self._parsed(piece, read, parse, shared).select(self._stored.names)
+            table, doubtful = self._parsed(piece, read, parse, shared)
+            self._require_exact(text, doubtful, exact)
+            yield table.select(self._stored.names)
             names = self._given_names
 
     def _parsed(
         self, piece: pa.Buffer, read: csv.ReadOptions, parse: csv.ParseOptions, shared: SharedParsing
-    ) -> pa.Table:
-        """Return the rows of a piece: first as though no null were spelled out, which takes an eighth less time."""
+    ) -> tuple[pa.Table, set[str]]:
+        """Return the rows of a piece, and their doubtful columns.
+
+        First they are parsed as though no null were spelled out, which takes an eighth less time.
+        """
         if self._may_assume_no_nulls and piece.size >= LEAST_ASSUMED and not shared.spells_nulls:
             convert = self._new_convert(null_values=[""])
             with contextlib.suppress(pa.ArrowInvalid):
                 table = csv.read_csv(pa.BufferReader(piece), read, parse, convert, memory_pool=memory_pool())
-                if not _may_hold_nan(table):
-                    return table
+                floats = (
+                    name
+                    for name, kind in zip(table.column_names, table.schema.types, strict=True)
+                    if pa.types.is_floating(kind)
+                )
+                found = {name: bounds(table[name]) for name in floats}
+                if not any(math.isnan(least) for least, _ in found.values()):
+                    return table, {name for name in self._floats if are_large(*found[name])}
             shared.spells_nulls = True
-        return csv.read_csv(pa.BufferReader(piece), read, parse, self._convert, memory_pool=memory_pool())
+        table = csv.read_csv(pa.BufferReader(piece), read, parse, self._convert, memory_pool=memory_pool())
+        return table, self._doubtful(table)
 
     def _table(self, text: Text) -> pa.Table:
         """Return all rows."""
@@ -270,6 +289,7 @@ class CsvParser:
             opened = text.open() if stream is None else _buffered(stream)
             table = csv.read_csv(opened, *self._settings(text, watched, stream), memory_pool=memory_pool())
         self._lines.require_sound(text, watched)
+        self._require_exact(text, self._doubtful(table), set())
         return table.select(self._stored.names)
 
     def batches(self, text: Text, *, use_threads: bool) -> Iterator[pa.RecordBatch]:
@@ -281,25 +301,35 @@ class CsvParser:
             reader = csv.open_csv(
                 opened, *self._settings(text, watched, stream, use_threads=use_threads), memory_pool=memory_pool()
             )
+            exact = set[str]()
             try:
                 for batch in reader:
+                    self._require_exact(text, self._doubtful(batch), exact)
                     yield batch.select(self._stored.names)
             finally:
                 _read_no_more(reader, stream)
         self._lines.require_sound(text, watched)
 
-    def require_exact(self, text: Text, names: Collection[str]) -> None:
-        """Raise if a column of floats has an integer that its float does not hold: see `Parser.require_exact`."""
-        inferred = sorted(set(names).difference(csv_options.column_types(self._options)))
-        if not inferred:
+    def _require_exact(self, text: Text, doubtful: set[str], exact: set[str]) -> None:
+        """Raise if a float of these columns stands for an integer that it does not hold.
+
+        `exact` are the columns of the whole text of which it is known that none does.
+        """
+        names = sorted(doubtful - exact)
+        exact |= doubtful
+        if not names:
             return
-        as_text = CsvParser(self._options, self._names, pa.schema([(name, pa.string()) for name in inferred]))
+        as_text = CsvParser(self._options, self._names, pa.schema([(name, pa.string()) for name in names]))
         for batch in as_text.batches(text, use_threads=False):
-            for name in inferred:
+            for name in names:
                 integers = batch[name].filter(pc.match_substring_regex(batch[name], LONG_INTEGER))
                 for value in map(int, integers.to_pylist()):
                     if is_rounded(value):
                         raise text.error(None, rounded(name, value, f"'column_types': {{{name!r}: ...}}"))
+
+    def _doubtful(self, rows: pa.Table | pa.RecordBatch) -> set[str]:
+        """Return the columns with floats so large that they may stand for integers which they do not hold."""
+        return {name for name in self._floats if may_be_rounded(rows[name])}
 
     def _serially(self, text: Text) -> None:
         """Parse in a single thread: only then does pyarrow say which row is wrong."""

@@ -132,8 +132,8 @@ class TextFormat(Format):
         """Return a parser of texts of a file with these columns that keeps as little as counting rows needs."""
 
     @abstractmethod
-    def parser(self, names: Sequence[str], stored: pa.Schema) -> Parser:
-        """Return the parser of texts of a file with these columns, of which some are needed, with their types."""
+    def parser(self, names: Sequence[str], stored: pa.Schema, floats: Collection[str]) -> Parser:
+        """Return the parser of texts of a file with these columns, of which some are needed: see `MakeParser`."""
 
     @abstractmethod
     def unified(self, schemas: Sequence[FileSchema]) -> list[pa.Schema]:

@@ -22,7 +22,13 @@ from torch_dataloader_utils.columns.arrow_memory import memory_pool
 from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.formats.recognition import ENDINGS
 from torch_dataloader_utils.formats.schema import FileSchema, unified
-from torch_dataloader_utils.formats.text.exact_integers import DIGITS, is_rounded, rounded
+from torch_dataloader_utils.formats.text.exact_integers import (
+    DIGITS,
+    floats_of,
+    is_rounded,
+    may_be_rounded,
+    rounded,
+)
 from torch_dataloader_utils.formats.text.format import BOM, Sample, TextFormat, require_known_options
 from torch_dataloader_utils.formats.text.lines import CHUNK, Text, last_line_end, line_ends
 from torch_dataloader_utils.formats.text.shared_parsing import SharedParsing
@@ -124,7 +130,7 @@ class JsonLines(TextFormat):
         options = json.ParseOptions(explicit_schema=pa.schema([]), unexpected_field_behavior="ignore")
         return JsonParser(options, self.block_bytes)
 
-    def parser(self, names: Sequence[str], stored: pa.Schema) -> JsonParser:
+    def parser(self, names: Sequence[str], stored: pa.Schema, floats: Collection[str]) -> JsonParser:
         """Return the parser of a file's texts."""
         known: Sequence[str] | None = None
         if self._unexpected == "error" and len(stored) < len(names):
@@ -136,7 +142,7 @@ class JsonLines(TextFormat):
         else:  # pyarrow would also ignore unknown fields within columns
             unexpected = "infer" if any(_holds_struct(column.type) for column in stored) else "ignore"
         options = json.ParseOptions(explicit_schema=stored, unexpected_field_behavior=unexpected)
-        inferred = set(stored.names).difference(self._explicit.names)
+        inferred = set(floats).difference(self._explicit.names)
         return JsonParser(options, self.block_bytes, stored.names, known, inferred, is_strict=self._is_strict)
 
     @property
@@ -150,8 +156,8 @@ class JsonParser:
 
     `names` are the columns to return; None if only types, or the number of rows, are needed. Values are then not
     validated: pyarrow infers the right type of lists that begin with null, but wrong values. `known` are the columns
-    that lines may have, if the options do not say so; None for any. `inferred` are those whose types the user has not
-    given. `is_strict` says that the user wants no others.
+    that lines may have, if the options do not say so; None for any. `floats` are those of inferred types that hold
+    floats. `is_strict` says that the user wants no others.
     """
 
     def __init__(
@@ -160,7 +166,7 @@ class JsonParser:
         block_bytes: int,
         names: list[str] | None = None,
         known: Sequence[str] | None = None,
-        inferred: Collection[str] = (),
+        floats: Collection[str] = (),
         *,
         is_strict: bool = False,
     ) -> None:
@@ -168,7 +174,7 @@ class JsonParser:
         self._block_bytes = block_bytes
         self._names = names
         self._known = None if known is None else frozenset(known)
-        self._inferred = frozenset(inferred)
+        self._floats = sorted(floats)
         self._is_strict = is_strict
         self._types = {column.name: column.type for column in options.explicit_schema}
 
@@ -190,22 +196,23 @@ class JsonParser:
         """Return the rows of a block of lines; `line` counts the lines of the text that are before the block."""
         table = self._parsed(block, use_threads=use_threads)
         if isinstance(table, pa.Table):
+            self._require_exact(text, block, line, table)
             return self._selected(table)
         raise self._error(text, bytes(block), line(), table)
 
-    def require_exact(self, text: Text, names: Collection[str]) -> None:
-        """Raise if a column of floats has an integer that its float does not hold: see `Parser.require_exact`."""
-        inferred = sorted(self._inferred.intersection(names))
-        if not inferred:
-            return
-        for block, line in self._blocks(text, lambda: self._block_bytes):
-            for number, content in enumerate(bytes(block).split(b"\n"), 1):
-                row = standard_json.loads(content) if LONG_INTEGER.search(content) else {}
-                for name in inferred:
-                    value = next(filter(is_rounded, _integers(row.get(name), self._types[name])), None)
-                    if value is not None:
-                        what = rounded(name, value, "'explicit_schema': ...")
-                        raise text.error(line() + number, what)
+    def _require_exact(self, text: Text, block: bytes | pa.Buffer, line: Callable[[], int], table: pa.Table) -> None:
+        """Raise if a float stands for an integer that it does not hold."""
+        doubtful = [
+            name
+            for name in self._floats
+            if any(map(may_be_rounded, floats_of(table[name], self._types[name], pa.types.is_floating)))
+        ]
+        for number, content in enumerate(bytes(block).split(b"\n") if doubtful else [], 1):
+            row = standard_json.loads(content) if LONG_INTEGER.search(content) else {}
+            for name in doubtful:
+                value = next(filter(is_rounded, _integers(row.get(name), self._types[name])), None)
+                if value is not None:
+                    raise text.error(line() + number, rounded(name, value, "'explicit_schema': ..."))
 
     def _selected(self, table: pa.Table) -> pa.Table:
         return table if self._names is None else table.select(self._names)
