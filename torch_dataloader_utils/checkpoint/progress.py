@@ -218,6 +218,11 @@ class Progress(NamedTuple):
     # Skipped steps ---------------------------------------------------------------------------------------------------
 
     @property
+    def will_restore(self) -> bool:
+        """Whether skipped rows are to be delivered after the last step, and none of them was so far."""
+        return self.restores and self.restored is None and bool(self.skips or self.carried)
+
+    @property
     def planned(self) -> list[tuple[ShardSlice, ...]]:
         """The planned slices of each stream."""
         return [stream.planned for stream in self.streams]

@@ -113,6 +113,11 @@ class BatchDataset(IterableDataset[Any]):
         """Whether all steps of the epoch were made but skipped ones, which are to be restored."""
         return self._epoch_state.leaves_restored
 
+    @property
+    def will_restore(self) -> bool:
+        """Whether skipped rows are to be delivered after the last step, and none of them was so far."""
+        return self._epoch_state.will_restore
+
     def prepare_iteration(self) -> None:
         """End the newest iteration. From now on the state is that at which the next one begins."""
         self._epoch_state.prepare_iteration()

@@ -41,7 +41,7 @@ class _Writer(FileSystemWriter):
         """Write files. A full disk is an error that says so, in place of the one of torch that came after it."""
         try:
             return super().write_data(plan, planner)
-        except Exception as error:
+        except RuntimeError as error:  # torch's format could not write to the end of a file
             first = next((link for link in chain_of(error) if isinstance(link, OSError)), None)
             if first is None:
                 raise

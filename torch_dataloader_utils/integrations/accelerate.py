@@ -120,17 +120,12 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]
     @property
     def _has_ended(self) -> bool:
         """Whether the epoch was delivered to its end, and this rank has no skipped steps to restore."""
-        is_asked_since = self._restores and not self._restored  # of all ranks, also of one that has batches left
+        is_asked_since = self.loader.will_restore and not self._restored  # of a rank that has other batches left, too
         return self.dataset.epoch == self._ended and not is_asked_since and not self.loader.leaves_restored
-
-    @property
-    def _restores(self) -> bool:
-        requests = self.loader.skip_requests
-        return requests.restores and bool(requests.steps)
 
     def _has_ended_everywhere(self) -> bool:
         """Whether no rank has skipped steps to restore after the end of the epoch. All ranks ask together."""
-        return on_all_ranks(self._has_ended) if self._restores else self._has_ended
+        return on_all_ranks(self._has_ended) if self.loader.skip_requests.restores else self._has_ended
 
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch: see `StructuredDataset.set_epoch`."""
@@ -167,7 +162,7 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]
             self.end()
 
     def _end(self, epoch: int | None) -> None:
-        self._ended, self._restored = epoch, self._restores
+        self._ended, self._restored = epoch, self.loader.skip_requests.restores
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of all ranks. All ranks call it together, as ``accelerator.save_state`` does."""

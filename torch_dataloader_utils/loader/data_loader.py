@@ -63,6 +63,8 @@ class _Dataset(Protocol):
     def skip_requests(self) -> SkipRequests: ...
     @property
     def leaves_restored(self) -> bool: ...
+    @property
+    def will_restore(self) -> bool: ...
     def begin_iteration(self) -> Iteration: ...
     def prepare_iteration(self) -> None: ...
     def batches(
@@ -192,6 +194,11 @@ class StructuredDataLoader(DataLoader[Any]):
     def leaves_restored(self) -> bool:
         """Whether all steps of the epoch were made but skipped ones, which are to be restored."""
         return self._dataset.leaves_restored
+
+    @property
+    def will_restore(self) -> bool:
+        """Whether skipped steps are to be delivered after the last one, and none of them was so far."""
+        return self._dataset.will_restore
 
     def progress(self, uneven: Literal["drop", "pad"] | None = None) -> PassProgress:
         """Return what a progress bar over the batches of a pass needs: ``tqdm(loader, **loader.progress())``.

@@ -132,6 +132,11 @@ class EpochState:
         progress = self.progress
         return progress.restores and bool(progress.rows_left) and not progress._replace(restores=False).rows_left
 
+    @property
+    def will_restore(self) -> bool:
+        """Whether skipped rows are to be delivered after the last step, and none of them was so far."""
+        return self.progress.will_restore
+
     def run(self, epoch: int) -> Run:
         """Return what a state of an epoch is compared with."""
         return self._plans.run(epoch)

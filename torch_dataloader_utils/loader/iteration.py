@@ -83,15 +83,9 @@ class Iteration:
 
     def finished(self, streams: Collection[int] | None = None) -> bool:
         """Whether these streams, or all, have ended, and no other part follows."""
-        if not self._part.is_last or (self.will_restore and not self._has_all_parts):
+        if not self._part.is_last or (self.progress.will_restore and not self._has_all_parts):
             return False
         return self._ended.issuperset(range(len(self.progress.streams)) if streams is None else streams)
-
-    @property
-    def will_restore(self) -> bool:
-        """Whether skipped rows are to be delivered after the last step, and none of them was so far."""
-        progress = self.progress
-        return progress.restores and progress.restored is None and bool(progress.skips or progress.carried)
 
     @property
     def is_running(self) -> bool:

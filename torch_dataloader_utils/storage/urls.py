@@ -77,10 +77,10 @@ def _may_share(url: str, other: str, options: Mapping[str, Any]) -> bool:
 
 def _links(url: str) -> Iterator[tuple[Any, str]]:
     """Yield the links of a URL, which may be chained, each with the class of its filesystem."""
-    is_plain = _is_plain_path(url)
+    is_plain, protocols = _is_plain_path(url), {*fsspec.available_protocols(), *fsspec.registry}
     for link in [url] if is_plain else url.split("::"):
         protocol, mark, _ = link.partition("://")
-        is_path = not mark and (is_plain or link not in fsspec.available_protocols())
+        is_path = not mark and (is_plain or link not in protocols)
         yield fsspec.get_filesystem_class("file" if is_path else protocol), link
 
 

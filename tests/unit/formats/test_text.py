@@ -866,6 +866,15 @@ def test_an_integer_that_no_float_holds_is_an_error_among_the_floats_of_its_file
         list(loader)
 
 
+@pytest.mark.parametrize("kind", WRITERS)
+def test_an_integer_that_no_float_holds_is_an_error_in_a_file_that_begins_with_nulls_alone(tmp_path, kind):
+    (tmp_path / f"a.{kind}").write_text(of_values(kind, [1.5]))
+    (tmp_path / f"b.{kind}").write_text(of_values(kind, [None] * 400 + [2**53 + 1]))
+    loader, _ = open_text(tmp_path, format=kind, format_options={"block_size": 900})
+    with pytest.raises(UnreadableFileError, match=rf"b\.{kind}.*: column 'a' is read as floats"):
+        list(loader)
+
+
 def test_an_integer_within_a_column_of_floats_that_none_holds_is_an_error_with_its_line(tmp_path):
     lines = ['{"a": [{"b": [0.5]}], "c": 1}', '{"a": [{"b": [null, 9007199254740993]}], "c": 9007199254740993}']
     (tmp_path / "a.jsonl").write_text("\n".join(lines))

@@ -35,8 +35,8 @@ class Parser(Protocol):
 
 
 MakeParser: TypeAlias = Callable[[Sequence[str], pa.Schema, Collection[str]], Parser]
-"""From a file's columns, the needed ones with their types, and those of these in which its beginning has floats, to its
-parser."""
+"""From a file's columns, the needed ones with their types, and those of these that may hold floats by its beginning,
+to its parser."""
 
 OFFSET_BYTES = 4
 
@@ -92,11 +92,7 @@ class TextCodec(Codec):
         footer, stored = self.layout(path).footer, self._files.projection(path).stored
         types = {column.name: column.type for column in footer.schema}
         inferred = {column.name: types.get(column.name, pa.null()) for column in stored}
-        parser = self._parser(
-            footer.schema.names,
-            stored,
-            [name for name, kind in inferred.items() if any_type(kind, pa.types.is_floating)],
-        )
+        parser = self._parser(footer.schema.names, stored, [name for name in inferred if _are_floats(inferred[name])])
         widened = {column.name: inferred[column.name] for column in stored if inferred[column.name] != column.type}
         return _TextRowGroups(
             shown, footer, parser, file, widened, self._shared, is_mapped=isinstance(local, MappedFile)
@@ -141,6 +137,11 @@ class _TextRowGroups(RowGroups):
         start, stop = (0, self.footer.size) if self.is_mapped else self.footer.ranges[number]
         self.file.seek(start)
         return range_of(self.shown, self.footer, number, self.file.read_buffer(stop - start))
+
+
+def _are_floats(inferred: pa.DataType) -> bool:
+    """Whether values may be floats, by what a file's beginning has of a column: not if it has integers alone."""
+    return any_type(inferred, pa.types.is_floating) or not any_type(inferred, pa.types.is_integer)
 
 
 def range_of(shown: str, footer: TextFooter, number: int, content: pa.Buffer) -> Text:

@@ -25,6 +25,7 @@ from torch_dataloader_utils.formats.text.exact_integers import (
     DIGITS,
     are_large,
     bounds,
+    integer_of,
     is_rounded,
     may_be_rounded,
     rounded,
@@ -172,7 +173,9 @@ class Csv(TextFormat):
 
     def parser(self, names: Sequence[str], stored: pa.Schema, floats: Collection[str]) -> CsvParser:
         """Return the parser of a file's texts."""
-        return CsvParser(self.options, names, stored, set(floats).difference(csv_options.column_types(self.options)))
+        given = csv_options.column_types(self.options)
+        own = [name for name in floats if name not in given and pa.types.is_floating(stored.field(name).type)]
+        return CsvParser(self.options, names, stored, own)
 
 
 def _is_cuttable(options: Mapping[str, Any]) -> bool:
@@ -323,7 +326,7 @@ class CsvParser:
         for batch in as_text.batches(text, use_threads=False):
             for name in names:
                 integers = batch[name].filter(pc.match_substring_regex(batch[name], LONG_INTEGER))
-                for value in map(int, integers.to_pylist()):
+                for value in map(integer_of, integers.to_pylist()):
                     if is_rounded(value):
                         raise text.error(None, rounded(name, value, f"'column_types': {{{name!r}: ...}}"))
 

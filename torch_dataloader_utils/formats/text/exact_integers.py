@@ -12,6 +12,9 @@ import pyarrow.compute as pc
 LARGEST_EXACT = 2**53
 """Every smaller integer is a float64 without loss."""
 
+MOST_DIGITS = 400
+"""More than the largest float has. Python refuses to make integers of thousands of digits."""
+
 DIGITS = len(str(LARGEST_EXACT))
 """An integer that is larger has as many digits, or more."""
 
@@ -55,6 +58,11 @@ def may_be_rounded(values: pa.Array | pa.ChunkedArray) -> bool:
     if math.isnan(least):
         least, most = (bound.as_py() or 0.0 for bound in pc.min_max(values).values())  # without NaN
     return are_large(least, most)
+
+
+def integer_of(text: str) -> int:
+    """Return the integer that a text stands for. Of one beyond all floats the first digits do, which is so, too."""
+    return int(text.strip()[:MOST_DIGITS])
 
 
 def is_rounded(value: int) -> bool:

@@ -25,6 +25,7 @@ from torch_dataloader_utils.formats.schema import FileSchema, unified
 from torch_dataloader_utils.formats.text.exact_integers import (
     DIGITS,
     floats_of,
+    integer_of,
     is_rounded,
     may_be_rounded,
     rounded,
@@ -39,7 +40,7 @@ OPTIONS = ("block_size", "explicit_schema", "unexpected_field_behavior")
 OURS = {"use_threads": "it is set by how the dataset is read", "newlines_in_values": "a row is a line"}
 
 NOT_AN_OBJECT = re.compile(rb"^[ \t\r]*[^{ \t\r\n]", re.MULTILINE)
-LONG_INTEGER = re.compile(rb"[0-9]{%d}" % DIGITS)
+LONG_INTEGER = re.compile(rb"(?<![0-9.])[0-9]{%d,}(?![0-9.eE])" % DIGITS)
 NULL_AFTER = re.compile(rb"\}[ \t\r]*null")
 STRING = re.compile(rb'"(?:[^"\\]|\\.)*"?', re.DOTALL)
 IN_ROW = re.compile(r" in row \d+$")
@@ -208,7 +209,7 @@ class JsonParser:
             if any(map(may_be_rounded, floats_of(table[name], self._types[name], pa.types.is_floating)))
         ]
         for number, content in enumerate(bytes(block).split(b"\n") if doubtful else [], 1):
-            row = standard_json.loads(content) if LONG_INTEGER.search(content) else {}
+            row = standard_json.loads(content, parse_int=integer_of) if LONG_INTEGER.search(content) else {}
             for name in doubtful:
                 value = next(filter(is_rounded, _integers(row.get(name), self._types[name])), None)
                 if value is not None:
