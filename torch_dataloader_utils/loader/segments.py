@@ -66,6 +66,7 @@ class Segments:
         self._segments: dict[int, tuple[Segment, ...]] = {}
         self._ends: dict[int, tuple[int, ...]] = {}  # by rank, of the steps before the first segment of an epoch
         self._before: dict[int, str] = {}  # why the steps before the first segment of an epoch are not known
+        self._not_in_log: dict[int, str] = {}  # why the run log does not tell them
         self._ledgers: list[SegmentLedger] = []
         self.loaded: tuple[int, Progress] | None = None
         self._proved: Progress | None = None  # that of `loaded` to which the steps before it are known to lead
@@ -89,10 +90,11 @@ class Segments:
 
         There are none if the log does not tell them. Those of this process are known all the same.
         """
+        self._not_in_log.pop(epoch, None)
         try:
             return () if self.run_log is None else self.run_log.of(epoch, self)
         except LedgerUnknownError as error:
-            self._before.setdefault(epoch, str(error).replace("{", "{{").replace("}", "}}"))
+            self._not_in_log[epoch] = str(error)
             return ()
 
     def _plannable(self, fresh: Segment) -> Segment:
@@ -141,6 +143,8 @@ class Segments:
         """Return why the steps before the first known segment of an epoch are not known; None if there are none."""
         if not first.begin:
             return None
+        if first.epoch in self._not_in_log:
+            return self._not_in_log[first.epoch]
         return self._before.get(first.epoch, BEFORE_ELASTIC_LOAD).format(epoch=first.epoch, step=first.begin)
 
     def why_unknown_after(self, segment: Segment) -> str | None:
@@ -202,7 +206,7 @@ class Segments:
 
     def forget(self, epoch: int) -> None:
         """Note that an epoch will begin again."""
-        for known in (self._segments, self._before, self._ends):
+        for known in (self._segments, self._before, self._not_in_log, self._ends):
             known.pop(epoch, None)
         if self.run_log is not None:
             self.run_log.forget()
@@ -331,6 +335,7 @@ class Segments:
             "_planner": planner,
             "_segments": {**self._segments},
             "_before": {**self._before},
+            "_not_in_log": {**self._not_in_log},
             "_ends": {**self._ends},
         }
         copied.__dict__.update(own)
