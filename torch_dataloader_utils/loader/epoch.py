@@ -378,7 +378,8 @@ class EpochState:
         self.owner.take_over("load_state_dict", epoch, progress)
         before = Loaded.of(saved)
         self._loaded = "state" if strict else "elastic state", before
-        is_known = strict and before.batch_size is not None and before.drop_last is not None
+        is_known = strict and before.num_ranks == self.topology.num_ranks  # else of virtual ranks, dealt out anew
+        is_known = is_known and before.batch_size is not None and before.drop_last is not None
         self._loaded_before = (before, progress.batches_delivered) if is_known else None
         segment = replace(self.segment(epoch), baseline=progress.baseline)
         if strict:

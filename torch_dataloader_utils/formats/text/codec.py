@@ -24,7 +24,7 @@ from torch_dataloader_utils.storage.local_file import LocalFile, MappedFile
 class Parser(Protocol):
     """Parses texts of one file into rows. An error is an UnreadableFileError with file and line.
 
-    An integer is one that is read as a float which does not hold it, unless the user has given the column's type.
+    An integer that is read as a float which does not hold it is such an error, too, unless the user has given the type.
     """
 
     def tables(self, text: Text, shared: SharedParsing) -> Iterator[pa.Table]:

@@ -61,7 +61,7 @@ def may_be_rounded(values: pa.Array | pa.ChunkedArray) -> bool:
 
 
 def integer_of(text: str) -> int:
-    """Return the integer that a text stands for. Of one beyond all floats the first digits do, which is so, too."""
+    """Return the integer that a text stands for, or one of its first digits, if that is beyond all floats as well."""
     return int(text.strip()[:MOST_DIGITS])
 
 
