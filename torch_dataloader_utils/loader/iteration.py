@@ -64,7 +64,7 @@ class Iteration:
         self._is_abandoned = False
         self._ended: set[int] = set()
         self.replaced_by: str | None = None
-        self.changing_workers = threading.RLock()  # a handler of a signal may begin another iteration meanwhile
+        self.changing_workers = threading.RLock()  # a handler of a signal may end this iteration meanwhile
 
     def contents(self, read: Read) -> Iterator[Content]:
         """Let the processes read, and return what they make: see `PartsOfPass`."""
