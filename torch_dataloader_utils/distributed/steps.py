@@ -16,6 +16,7 @@ from torch_dataloader_utils.columns.convert import ColumnSlice, copy_rows
 from torch_dataloader_utils.columns.ragged import jagged_parts
 from torch_dataloader_utils.distributed.gather import LOG, on_all_ranks, require_one_plan
 from torch_dataloader_utils.distributed.groups import Group, Sum, all_gather, group_of, size_of
+from torch_dataloader_utils.errors import RankMismatchError, shown
 from torch_dataloader_utils.loader.arguments import require_choice
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
 from torch_dataloader_utils.loader.device import DeviceLoader
@@ -47,8 +48,8 @@ def in_step(
 
     Raises:
         TypeError: If the loader is not this package's loader.
-        RankMismatchError: On every rank, before the first step, if ranks planned different epochs, or several processes
-            deliver a rank and none delivers another.
+        RankMismatchError: On every rank, before the first step, if ranks planned different epochs, several processes
+            deliver a rank and none delivers another, or `uneven` differs.
     """
     require_choice(uneven, "uneven", ("drop", "pad"))
     batches = iter(loader)
@@ -59,6 +60,7 @@ def in_step(
         return
     group = group_of(loader, group)
     require_one_plan(loader, group)
+    _require_one_choice(uneven, group)
     wanted = size_of(group) if uneven == "drop" else 1
     steps = 0
     spare: list[Any] = []  # a batch to repeat, once there is one; it may be None, as a `collate_fn` may return that
@@ -79,6 +81,15 @@ def in_step(
         yield own.pop()
     left = "batches left" if agreement.has_own else "no batch left"
     LOG.info("ranks ended together after %d steps; process %d had %s", steps, dist.get_rank(), left)
+
+
+def _require_one_choice(uneven: str, group: Group) -> None:
+    """Raise on every rank if some would stop where others go on, and wait for them."""
+    chosen = all_gather(uneven, group)
+    dropping = [process for process, choice in enumerate(chosen) if choice == "drop"]
+    if 0 < len(dropping) < len(chosen):
+        msg = f"in_step has uneven='drop' in processes {shown(dropping)} and 'pad' in the others: pass one to all"
+        raise RankMismatchError(msg)
 
 
 def agreed_end(loader: StructuredDataLoader) -> Callable[[bool], bool]:

@@ -90,14 +90,15 @@ def differences(data: Path) -> dict[str, dict[str, Any]]:
         "virtual ranks": {"uneven_ranks": "drop", "virtual_ranks": 12, "virtual_workers": 1, "batch_size": 24},
         "checksums of pages": {"format_options": {"page_checksum_verification": False}},
         "read ahead": {"read_ahead_bytes": 1},
+        "uneven steps": {"uneven": "pad"},
         "the epoch": {"epoch": 1},
         "one rank twice": {"rank": 0},
         "ranks that do not know of each other": {"rank": 0, "num_ranks": 1},
     }
 
 
-def open_loader(data: Path, name: str) -> tuple[Any, StructuredDataset]:
-    """Open this rank's loader, which differs if this is the last rank."""
+def open_loader(data: Path, name: str) -> tuple[Any, StructuredDataset, str]:
+    """Open this rank's loader, which differs if this is the last rank, and say what `in_step` is to do at the end."""
     is_last = dist.get_rank() == dist.get_world_size() - 1
     changes = dict(differences(data)[name])
     cpus, epoch = changes.pop("cpus", None), changes.pop("epoch", 0)
@@ -107,6 +108,7 @@ def open_loader(data: Path, name: str) -> tuple[Any, StructuredDataset]:
         is_last = True  # so are all
     options = {"path": f"tagged://{data}/first" if "etag" in name else str(data / "first"), "num_workers": 0}
     options |= {"batch_size": 8, "shuffle": True, "shuffle_buffer_size": 40, "row_id_column": "row"}
+    uneven = changes.pop("uneven", "drop")
     options |= changes if is_last else {}
     usable = os.sched_getaffinity(0)
     if cpus is not None:
@@ -117,7 +119,7 @@ def open_loader(data: Path, name: str) -> tuple[Any, StructuredDataset]:
     finally:
         os.sched_setaffinity(0, usable)
     dataset.set_epoch(epoch if is_last else 0)
-    return loader, dataset
+    return loader, dataset, uneven if is_last else "drop"
 
 
 def states_of_all(loader: Any) -> list[dict[str, Any]]:
@@ -127,31 +129,31 @@ def states_of_all(loader: Any) -> list[dict[str, Any]]:
     return states
 
 
-def first_steps(loader: Any) -> list[int]:
+def first_steps(loader: Any, uneven: Any) -> list[int]:
     """Make all steps together, and return their rows."""
-    return [int(row) for batch in in_step(loader) for row in batch["row"]]
+    return [int(row) for batch in in_step(loader, uneven=uneven) for row in batch["row"]]
 
 
-PLACES: dict[str, Callable[[Any, StructuredDataset], Any]] = {
-    "require_same_plan": lambda _, dataset: require_same_plan(dataset),
-    "gather_states": lambda loader, _: gather_states(loader),
-    "in_step": lambda loader, _: first_steps(loader),
-    "CheckpointEntry": lambda loader, _: CheckpointEntry(loader).state_dict(),
-    "own_state": lambda loader, _: own_state(states_of_all(loader)),
-    "an elastic load": lambda loader, _: loader.load_state_dict(states_of_all(loader), strict=False),
+PLACES: dict[str, Callable[[Any, StructuredDataset, str], Any]] = {
+    "require_same_plan": lambda _, dataset, __: require_same_plan(dataset),
+    "gather_states": lambda loader, *_: gather_states(loader),
+    "in_step": lambda loader, _, uneven: first_steps(loader, uneven),
+    "CheckpointEntry": lambda loader, *_: CheckpointEntry(loader).state_dict(),
+    "own_state": lambda loader, *_: own_state(states_of_all(loader)),
+    "an elastic load": lambda loader, *_: loader.load_state_dict(states_of_all(loader), strict=False),
 }
 
 
 def tried(data: Path, place: str, name: str) -> dict[str, Any]:
     """Deliver some batches, meet the others, and deliver the rest unless that was refused."""
-    loader, dataset = open_loader(data, name)
+    loader, dataset, uneven = open_loader(data, name)
     batches = iter(loader)
     rows = [int(row) for _, batch in zip(range(2), batches, strict=False) for row in batch["row"]]
     began = time.monotonic()
     if place == "in_step":
         loader.load_state_dict(loader.state_dict())
     try:
-        found = PLACES[place](loader, dataset)
+        found = PLACES[place](loader, dataset, uneven)
     except (RankMismatchError, CheckpointMismatchError) as error:
         return {"refused": f"{type(error).__name__}: {error}", "seconds": time.monotonic() - began, "rows": rows}
     seconds = time.monotonic() - began

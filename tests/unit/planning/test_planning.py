@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pairwise import pairwise
 from support import examples, manifest_of, manifests, plan_options, row_ids, shards_of
 
+from torch_dataloader_utils.planning import shuffle
 from torch_dataloader_utils.planning.manifest import DataFile, Manifest, RowGroup, Split
 from torch_dataloader_utils.planning.plan import Plan, PlanOptions, Shard, ShardSlice
 from torch_dataloader_utils.planning.planner import PLAN_ALGORITHMS, make_plan
@@ -369,6 +370,14 @@ def test_every_rank_computes_the_same_plan_from_a_manifest_of_its_own(case):
 def test_equal_values_are_sorted_as_they_stand(values):
     bits = np.array(values, np.uint64)
     assert stable_argsort(bits.copy).tolist() == sorted(range(len(values)), key=values.__getitem__)
+
+
+@pytest.mark.parametrize("is_faster", [True, False])
+@pytest.mark.parametrize("highest", [2**64, 2**50, 2**16, 3])
+def test_the_way_of_sorting_that_is_faster_here_changes_no_order(monkeypatch, highest, is_faster):
+    bits = np.random.Generator(np.random.PCG64(highest)).integers(0, highest, 20_000, np.uint64)
+    monkeypatch.setattr(shuffle, "is_faster_by_highest_bits", lambda: is_faster)
+    assert (stable_argsort(bits.copy) == np.argsort(bits, kind="stable")).all()
 
 
 @given(cases())
