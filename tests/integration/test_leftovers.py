@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from multiprocessing.synchronize import SemLock
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +195,33 @@ def test_a_process_that_multiprocessing_forks_does_not_end_the_workers_of_the_on
     process.join()
     assert process.exitcode == 0
     assert sorted(all_rows_of(loader)) == list(range(ROWS))
+
+
+def test_semaphores_that_have_no_room_are_one_error_and_nothing_more(path, monkeypatch):
+    """Whichever of them it is: they are files in /dev/shm."""
+    made: list[Any] = []
+    make = SemLock.__init__
+
+    def semaphore(self: SemLock, *args: Any, **options: Any) -> None:
+        if len(made) == room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        made.append(make(self, *args, **options))
+
+    loader, _ = open_loader(path, num_workers=2, multiprocessing_context="fork")
+    ignored: list[Any] = []
+    monkeypatch.setattr("sys.unraisablehook", ignored.append)
+    monkeypatch.setattr(SemLock, "__init__", semaphore)
+    room = -1
+    iter(loader)
+    most = len(made)
+    assert most > 8, "there are several for each worker"
+    for room in range(most):
+        made.clear()
+        loader, _ = open_loader(path, num_workers=2, multiprocessing_context="fork")
+        with pytest.raises(OSError, match=r"workers cannot be started: .*make /dev/shm larger|need semaphores"):
+            iter(loader)
+        collect_garbage()
+        assert not ignored, room
 
 
 @pytest.mark.parametrize("last", [0, 1])

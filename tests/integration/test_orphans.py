@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
 from jobs import forked
-from jobs.processes import descendants, living, wait_until_none
+from jobs.processes import descendants, inherited, living, wait_until_none
 from jobs.torchrun import JOBS
 from support import open_loader, write_dataset
 
@@ -83,3 +85,52 @@ def test_workers_end_with_a_killed_training_process_whatever_waits_in_the_queue(
     assert len(workers) == 2
     left = wait_until_none(lambda: set(workers) & living())
     assert not left, f"processes {left} are still there"
+
+
+INTERRUPTED_AT_EXIT = """
+import os, signal, sys
+from multiprocessing import active_children, popen_fork
+from support import open_loader
+
+again = signal.Signals[sys.argv[2]]
+kill = popen_fork.Popen.kill
+
+
+def interrupted(popen):
+    popen_fork.Popen.kill = kill
+    os.kill(os.getpid(), again)
+    kill(popen)
+
+
+def leave(number, frame):
+    sys.exit(3)
+
+
+if again is not signal.SIGINT:
+    signal.signal(again, leave)
+popen_fork.Popen.kill = interrupted  # Python kills the workers when it exits
+loader, _ = open_loader(sys.argv[1], num_workers=2, multiprocessing_context="fork")
+batches = iter(loader)
+next(batches)
+print(*(child.pid for child in active_children()), flush=True)
+raise KeyboardInterrupt
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1"])
+def test_a_signal_while_python_exits_leaves_no_process(tmp_path, name):
+    """Workers are killed before its handler is called, or when Python deletes the iterator, if the handler raised."""
+    write_dataset(tmp_path / "data")
+    program, output = tmp_path / "program.py", tmp_path / "output"
+    program.write_text(INTERRUPTED_AT_EXIT, encoding="utf-8")
+    with output.open("w", encoding="utf-8") as written:
+        command = [sys.executable, str(program), str(tmp_path / "data"), name]
+        process = subprocess.Popen(command, stdout=written, stderr=subprocess.PIPE, env=inherited(), text=True)
+        try:
+            _, errors = process.communicate(timeout=120)
+        finally:
+            process.kill()  # its workers, if any are left, end with it
+    workers = {int(pid) for pid in output.read_text().split()}
+    assert len(workers) == 2
+    assert not wait_until_none(lambda: workers & living())
+    assert "Exception ignored in: <function _MultiProcessing" not in errors

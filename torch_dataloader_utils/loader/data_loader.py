@@ -325,7 +325,8 @@ class StructuredDataLoader(DataLoader[Any]):
         context = self._context()
         for _ in range(FORK_ATTEMPTS):
             startup = StartupBarrier(context)
-            self._channels = self._new_channels(context)
+            with shortage_explained():
+                self._channels = self._new_channels(context)
             answers = self._start_workers(WorkerSetup(startup, self._channels, self.worker_init_fn))
             if context.get_start_method() != "fork" or startup.wait_for(answers.workers, START_SEC):
                 return answers

@@ -38,6 +38,8 @@ PR_SET_PDEATHSIG = 1
 ALIVE_CHECK_SEC = 0.1
 """How often the training process checks that a worker which has not reported yet is still alive."""
 
+DEFERRED = (signal.SIGINT, signal.SIGTERM)
+"""Signals by which people and schedulers interrupt a job."""
 
 SHORTAGES = {
     errno.ENOSPC: "the shared memory is full, which has their semaphores and batches: make /dev/shm larger",
@@ -138,22 +140,25 @@ class WorkerSetup:
 
 @contextlib.contextmanager
 def interrupt_later() -> Iterator[None]:
-    """Let a Ctrl-C that comes meanwhile interrupt only afterwards.
+    """Let signals that come meanwhile, such as a Ctrl-C, call their handlers only afterwards.
 
     Workers are started and ended within this. Halfway, a process that nobody knows of would be left.
     """
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
-    came: list[tuple[int, FrameType | None]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    before = {number: handler for number in DEFERRED if callable(handler := signal.getsignal(number))}
+    came: dict[int, FrameType | None] = {}
+    for number in before:
+        signal.signal(number, came.setdefault)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
-        if came:
-            before(*came[0])
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        with contextlib.ExitStack() as calls:  # each is called, also if one before it raises
+            for arrived, frame in reversed(came.items()):
+                calls.callback(before[signal.Signals(arrived)], arrived, frame)
 
 
 def leave_signals_to_training_process() -> None:

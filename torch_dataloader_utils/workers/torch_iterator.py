@@ -7,6 +7,7 @@ import itertools
 import os
 import re
 import signal
+import sys
 import threading
 import time
 import weakref
@@ -243,8 +244,11 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
         """End the workers. torch calls this at the end of the streams, and when the iterator is deleted."""
         if self.is_inherited:
             return
+        if sys.is_finalizing():  # no thread runs any more, and nothing can be imported: to wait would fail
+            self._send_kills()
+            return
         with interrupt_later():
-            if not getattr(self, "_shutdown", True):
+            if hasattr(self, "_workers") and not self._shutdown:  # else torch had not begun to start them
                 if not any(_is_broken(worker) for worker in self._workers):
                     self._ask_to_end()
                 self.kill()
@@ -292,13 +296,17 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
     def kill(self) -> None:
         """Kill every worker that has not ended, stopped ones too, which would not get a milder signal."""
         self._unwatch()  # before they die
-        workers = getattr(self, "_workers", ())
+        for worker in self._send_kills():
+            worker.join(END_SEC)  # not for ever: a process that waits for its disk dies once the disk answers
+        self._workers_done_event = threading.Event()  # there is nobody left to tell
+
+    def _send_kills(self) -> Sequence[BaseProcess]:
+        """Kill every worker that has not ended, and return all of them."""
+        workers: Sequence[BaseProcess] = getattr(self, "_workers", ())
         for worker in workers:
             if worker.is_alive():
                 worker.kill()
-        for worker in workers:
-            worker.join(END_SEC)  # not for ever: a process that waits for its disk dies once the disk answers
-        self._workers_done_event = threading.Event()  # there is nobody left to tell
+        return workers
 
 
 class _DoneEvent:
@@ -348,6 +356,7 @@ def _kill_all_at_exit() -> None:
 
 
 def _kill_all() -> None:
-    for iterator in list(_running):
-        if iterator._owner == os.getpid():  # noqa: SLF001 - of this module
-            iterator.kill()
+    with interrupt_later():  # a handler that raises would leave some of them
+        for iterator in list(_running):
+            if iterator._owner == os.getpid():  # noqa: SLF001 - of this module
+                iterator.kill()

@@ -51,6 +51,7 @@ def main() -> None:
         if number == shorter:
             accelerator.save_state(str(directory / "checkpoint"))
             break
+    accelerator.wait_for_everyone()  # of what is registered the first process alone writes
     accelerator.load_state(str(directory / "checkpoint"))
     if loader.epoch == 0:
         after = [row for batch in loader for row in batch["row"].tolist()]

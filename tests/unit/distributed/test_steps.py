@@ -93,10 +93,15 @@ class AnotherRank:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, batches: int) -> None:
         self.has = iter([True] * batches)
-        self.received: list[list[Any]] = []  # of all_gather
+        self.received: list[list[Any]] = []  # of all_gather, the batches
         self.has_had = False
         monkeypatch.setattr(steps, "Sum", self.sum)
-        monkeypatch.setattr(steps, "all_gather", lambda own, _: self.received.append(own) or [own])
+        monkeypatch.setattr(steps, "all_gather", self.gathered)
+
+    def gathered(self, own: Any, _group: Any) -> list[Any]:
+        if isinstance(own, list):
+            self.received.append(own)
+        return [own]
 
     def sum(self, own: list[bool], _group: Any) -> Any:
         has = next(self.has, False)
