@@ -21,7 +21,13 @@ from stops import at_few_stops
 from support import batches_of, edited, open_loader, rows_of, write_dataset
 from torch.utils.data import DataLoader
 
-from torch_dataloader_utils import CheckpointMismatchError, LedgerUnknownError, ProgressUnknownError, RankMismatchError
+from torch_dataloader_utils import (
+    CheckpointMismatchError,
+    LedgerUnknownError,
+    ProgressUnknownError,
+    RankMismatchError,
+    audit,
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
@@ -560,6 +566,8 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "no row number": ([("part-001.parquet", 1.0)], TypeError, "expected row numbers"),
     "no row numbers": ({"part-001.parquet": 1}, TypeError, "expected row numbers"),
     "booleans": ({"part-001.parquet": [True]}, TypeError, "expected row numbers"),
+    "a null among row numbers": ({"part-001.parquet": [1, None]}, TypeError, r"\[1, None\], expected row numbers"),
+    "lists of row numbers": ({"part-001.parquet": [[1, 2], [0]]}, TypeError, "expected row numbers"),
     "no column": (pc.field("nam") == "x", ValueError, "there is no column 'nam'"),
     "no condition": (pc.field("value") + 1, ValueError, "not true or false"),
     "wrong operator": ([("value", "~", 1)], ValueError, "expected one of the operators"),
@@ -946,3 +954,36 @@ def test_fingerprint_is_that_of_the_rows_that_were_delivered(path, order, num_wo
         assert sum(entry["rows"] for entry in hashes) == len(rows)
         if not grid:
             assert hashes == [entry_of(loader.state_dict()["files"], rows)]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [pa.array([1, 2]), pa.chunked_array([[1], [2]]), np.array([1, 2], object)],
+    ids=["an array", "chunks", "objects"],
+)
+def test_row_numbers_may_be_a_column_of_arrow_or_objects(path, rows):
+    loader, dataset = open_loader(path)
+    dataset.exclude({"part-001.parquet": rows})
+    assert set(range(ROWS)) - set(itertools.chain(*batches_of(loader))) == {FIRST[1] + 1, FIRST[1] + 2}
+
+
+def test_what_a_grid_delivered_before_it_was_excluded_stays_known_after_a_strict_load_under_fewer_ranks(path):
+    options = {"virtual_ranks": 4, "virtual_workers": 1, "uneven_ranks": "drop"}
+    states, delivered = [], []
+    for rank in range(2):
+        loader, _ = open_loader(path, rank=rank, num_ranks=2, batch_size=8, **options)
+        delivered += [rows_of(batch) for batch in itertools.islice(loader, 2)]
+        loader.exclude({"part-000.parquet": range(40)})
+        loader.load_state_dict(loader.state_dict())
+        states.append(loader.state_dict())
+    seen = {row for rows in delivered for row in rows}
+    assert seen & set(range(40))
+    loader, dataset = open_loader(path, batch_size=16, **options)
+    loader.load_state_dict(states)
+    total = audit(loader.state_dict(), str(path)).total
+    assert (total.done + total.under_way, total.excluded) == (len(seen), len(set(range(40)) - seen))
+    assert all(dataset.step_of(path, row) is not None for path, row in named(seen))
+    assert [sorted(dataset.rows_at(1, rank=rank).rows) for rank in range(2)] == [
+        sorted(delivered[1]),
+        sorted(delivered[3]),
+    ]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
 from typing import Any, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from torch_dataloader_utils.dataset.discovery import require_selectable, with_expression
@@ -141,14 +143,25 @@ def _bounds(path: str, numbers: Any, count: int) -> Bounds:
     values: Any
     if isinstance(numbers, (range, np.ndarray)):
         values = numbers
+    elif isinstance(numbers, (pa.Array, pa.ChunkedArray)):
+        values = numbers.to_pylist()
     elif isinstance(numbers, Iterable) and not isinstance(numbers, (str, bytes)):
         values = list(numbers)
     else:
-        raise TypeError(f"exclude: the rows of {cut(path)} are {shown(numbers)}, expected row numbers")
-    array = np.array([values[0], values[-1]]) if isinstance(values, range) and values else np.asarray(values)
+        raise _no_row_numbers(path, numbers)
+    try:
+        array = np.array([values[0], values[-1]]) if isinstance(values, range) and values else np.asarray(values)
+    except ValueError:  # lists of different lengths
+        raise _no_row_numbers(path, numbers) from None
     if array.size and (array.dtype.kind not in "iuO" or array.ndim != 1):
-        raise TypeError(f"exclude: the rows of {cut(path)} are {shown(numbers)}, expected row numbers")
+        raise _no_row_numbers(path, numbers)
+    if array.dtype.kind == "O" and not all(isinstance(row, Integral) for row in array):
+        raise _no_row_numbers(path, numbers)
     for row in [array.min(), array.max()] if array.size else []:
         if not 0 <= row < count:
             raise ValueError(f"exclude: {cut(path)} has no row {row}: its {count} rows have the numbers from 0")
     return bounds_of(values)
+
+
+def _no_row_numbers(path: str, numbers: Any) -> TypeError:
+    return TypeError(f"exclude: the rows of {cut(path)} are {shown(numbers)}, expected row numbers")

@@ -50,10 +50,12 @@ def loaded_removed(
 ) -> RemovedRows:
     """Return which rows of the current epoch states exclude, and which of them were delivered before.
 
-    In a strict load it is the state of the run's rank that counts.
+    In a strict load it is the state of the run's rank that counts, or all of them where other ranks saved them: then a
+    rank continues virtual ranks of several.
     """
     saved = _own(states, run)
-    removed = saved_removed([saved] if strict else states, _files(saved, run))
+    is_own_alone = strict and saved.num_ranks == run.topology.num_ranks
+    removed = saved_removed([saved] if is_own_alone else states, _files(saved, run))
     return replace(removed, delivered=removed.delivered.without_files(changed))
 
 
