@@ -141,6 +141,65 @@ def test_a_loader_of_unknown_length_is_trained_on_again_from_the_beginning(tmp_p
     run_forked(AGAIN, tmp_path)
 
 
+OTHER_SEED = """
+import lightning, pytest, torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
+from torch_dataloader_utils import CheckpointMismatchError, StructuredDataset
+from torch_dataloader_utils.integrations.lightning import ResumableLoader
+
+class Numbers:  # another loader with a state, which is that of a whole pass
+    loaded = False
+
+    def __iter__(self):
+        return iter(range(1000))
+
+    def state_dict(self):
+        return {"passed": 1000}
+
+    def load_state_dict(self, state):
+        self.loaded = True
+
+class Model(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.trained = torch.nn.Linear(1, 1), []
+
+    def training_step(self, batch, number):
+        self.trained.append(batch["rows"]["row"].tolist())
+        return self.layer(torch.ones(1, 1)).mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+def fit(epochs, saves_in, seed=0, checkpoint=None):
+    rows, _ = StructuredDataset.create_dataloader(
+        "data", batch_size=24, shuffle=True, num_workers=0, row_id_column="row", shuffle_seed=seed
+    )
+    numbers, model = Numbers(), Model()
+    loaders = CombinedLoader({"rows": ResumableLoader(rows), "numbers": numbers}, "min_size")
+    lightning.Trainer(
+        max_epochs=epochs, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+        callbacks=[ModelCheckpoint(saves_in, "end")],
+    ).fit(model, loaders, ckpt_path=checkpoint)
+    return model.trained, numbers.loaded
+
+whole, _ = fit(2, "whole")
+fit(1, "ended")
+with pytest.raises(CheckpointMismatchError, match="seed"):
+    fit(2, "other", 1, "ended/end.ckpt")
+trained, loaded = fit(2, "again", 0, "ended/end.ckpt")
+assert trained == whole[len(whole) // 2:]
+assert not loaded, "Lightning leaves such a state out at an epoch's end, where it would end the next one at once"
+"""
+
+
+def test_a_checkpoint_of_an_epochs_end_is_bound_to_its_seed_too(tmp_path: Path, monkeypatch):
+    write_dataset(tmp_path / "data", FILES)
+    monkeypatch.chdir(tmp_path)
+    run_forked(OTHER_SEED, tmp_path)
+
+
 NOT_WRAPPED = """
 import pytest
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
@@ -443,21 +502,25 @@ class Model(lightning.LightningModule):
             assert self.trainer.estimated_stepping_batches != 0  # -1 where it is unknown
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
-def fit(max_steps, limit, filters, estimates, name, checkpoint=None):
+def fit(max_steps, limit, filters, estimates, saves_in, checkpoint=None):
     loader, _ = StructuredDataset.create_dataloader(
         "data", batch_size=24, shuffle=True, num_workers=0, row_id_column="row", filters=filters,
     )
     saves = [
-        ModelCheckpoint(name, "end-{step:02}", save_top_k=-1),
-        ModelCheckpoint(name, "step-{step:02}", every_n_train_steps=1, save_top_k=-1),
+        ModelCheckpoint(saves_in, "end-{step:02}", save_top_k=-1),
+        ModelCheckpoint(saves_in, "step-{step:02}", every_n_train_steps=1, save_top_k=-1),
     ]
     model = Model(estimates)
     lightning.Trainer(
         max_epochs=3, max_steps=max_steps, accelerator="cpu", logger=False, enable_progress_bar=False,
         enable_model_summary=False, accumulate_grad_batches=3, limit_train_batches=limit,
-        callbacks=[] if checkpoint else saves, enable_checkpointing=not checkpoint,
+        callbacks=saves if saves_in else [], enable_checkpointing=saves_in is not None,
     ).fit(model, ResumableLoader(loader), ckpt_path=checkpoint, weights_only=False)
     return model.trained
+
+def passed(checkpoint, in_steps, per_epoch):
+    steps = int(checkpoint.stem.rpartition("=")[2])
+    return steps // in_steps * per_epoch + min(steps % in_steps * 3, per_epoch)
 
 passing = pc.field("value") >= 60
 cells = [(-1, 1.0, passing, False), (-1, 1.0, passing, True), (20, 4, None, False), (20, 4, None, True)]
@@ -470,13 +533,15 @@ for number, cell in enumerate(cells):
     per_epoch = len(whole) // 3
     in_steps = (per_epoch + 2) // 3
     for path in found:
-        steps = int(path.stem.rpartition("=")[2])
-        if steps % in_steps > 1:
+        before = passed(path, in_steps, per_epoch)
+        if before % per_epoch > 3:
             continue
-        trained = fit(*cell, "resumed", str(path))
-        assert trained == whole[len(whole) - len(trained):], (cell, path)
-        passed = steps // in_steps * per_epoch + min(steps % in_steps * 3, per_epoch)
-        assert len(whole) - len(trained) == passed, (cell, path, len(trained), len(whole))
+        again = f"{number}-again-{path.name}" if before == per_epoch and number in (0, 3) else None
+        trained = fit(*cell, again, str(path))
+        assert trained == whole[before:], (cell, path, len(trained), len(whole))
+        for later in sorted(Path(again).iterdir()) if again else ():  # a second resume, in the epoch after that end
+            trained = fit(*cell, None, str(later))
+            assert trained == whole[passed(later, in_steps, per_epoch):], (cell, path, later, len(trained))
 """
 """Trainings that go on from each checkpoint, those of the ends of epochs too, in the directory of the process."""
 

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from lightning import Trainer
+from lightning.fabric.utilities.types import _Stateful
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.loops.fetchers import _DataFetcher, _PrefetchDataFetcher
@@ -98,10 +99,11 @@ class ResumableLoader:
             self.loader.set_epoch(epoch)
         if fit_loop is None:
             return
-        if self._was_loaded:
-            _leave_ended_epoch(fit_loop)
+        if fit_loop.is_resuming:
             _mark_saved(fit_loop.trainer)
-            self._was_loaded = False
+            if self._was_loaded and fit_loop.restarting:
+                _leave_ended_epoch(fit_loop)
+        self._was_loaded = False
         if was_late or (begins and (fit_loop.is_resuming or epoch == 0)):
             iter(fit_loop._data_fetcher)  # noqa: SLF001 - Lightning does so only in later epochs
         self._requests = self.loader.skip_requests
@@ -262,19 +264,32 @@ def _look_ahead(fetcher: _PrefetchDataFetcher) -> None:
 
 
 def _load_late(fit_loop: _FitLoop) -> bool:
-    """Load the states if Lightning has not: it made the loader too early where estimated_stepping_batches was read."""
-    is_late = bool(fit_loop.restarting and fit_loop._combined_loader_states_to_load)  # noqa: SLF001
-    if is_late:
-        fit_loop._load_combined_loader_states()  # noqa: SLF001
-    return is_late
+    """Load the states if Lightning has not.
+
+    It made the loader too early where estimated_stepping_batches was read. And it loads none of an epoch's end, where
+    those of a `ResumableLoader` are loaded all the same: they tell whether the data is that of the checkpoint.
+    """
+    states, combined = fit_loop._combined_loader_states_to_load, fit_loop._combined_loader  # noqa: SLF001
+    if not fit_loop.is_resuming or not states or combined is None:
+        return False
+    stateful = [loader for loader in combined.flattened if isinstance(loader, _Stateful)]
+    if fit_loop.restarting or len(stateful) != len(states):
+        combined._load_state_dicts(states)  # noqa: SLF001 - raises an error where their number differs
+    else:
+        for loader, state in zip(stateful, states, strict=True):
+            if isinstance(loader, ResumableLoader):
+                loader.load_state_dict(state)
+    fit_loop._combined_loader_states_to_load = []  # noqa: SLF001
+    return True
 
 
 def _leave_ended_epoch(fit_loop: _FitLoop) -> None:
     """Let the next epoch begin whole after a checkpoint of an epoch's end, where Lightning would not.
 
     With `max_steps` it takes an epoch that had ended for one in whose midst the checkpoint was saved, and passes over
-    the next one. Where an epoch has another length, or it does not know it, it goes on to count the batches of the one
-    before.
+    the next one. After a checkpoint of an epoch's last step it does not count the next epoch as begun, so that a
+    checkpoint of that one begins it anew. Where an epoch has another length, or it does not know it, it goes on to
+    count the batches of the one before.
     """
     epoch_loop = fit_loop.epoch_loop
     if fit_loop.restarted_on_epoch_end and fit_loop._iteration_based_training():  # noqa: SLF001
@@ -288,6 +303,8 @@ def _leave_ended_epoch(fit_loop: _FitLoop) -> None:
         epoch_loop.scheduler_progress.reset_on_run()
         epoch_loop.automatic_optimization.optim_progress.reset_on_run()
         epoch_loop.val_loop.batch_progress.total.reset()
+        if fit_loop.restarted_mid_epoch:  # else it does not count the epoch as begun, nor do the checkpoints of it
+            fit_loop.reset_restart_stage()
 
 
 def _calling_fit_loop() -> _FitLoop | None:

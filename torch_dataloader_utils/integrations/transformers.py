@@ -144,6 +144,8 @@ class ResumableTrainerMixin(Trainer):  # type: ignore[misc]
         passed = math.ceil(batches / self._accumulated) * self._accumulated
         if saved_ranks != self._rows.num_ranks:
             self._set_max_steps(epoch, passed, num_update_steps_per_epoch)
+        if 0 < self.args.max_steps <= self.state.global_step:  # the Trainer looks for the end only after a step
+            return sys.maxsize, 0  # no epoch is left
         return epoch, passed
 
     def _prepare_for_training(self, max_steps: int, *args: Any, **kwargs: Any) -> Any:
