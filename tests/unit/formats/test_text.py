@@ -30,7 +30,6 @@ from torch_dataloader_utils import CheckpointMismatchError, LostRowsWarning
 from torch_dataloader_utils.errors import ColumnError, UnreadableFileError
 from torch_dataloader_utils.formats.text.csv import Csv
 from torch_dataloader_utils.formats.text.footer import Cutting
-from torch_dataloader_utils.formats.text.lines import Text
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
@@ -188,9 +187,9 @@ def test_csv_has_the_columns_that_pyarrow_infers_from_the_first_block_wherever_i
             expected = reader.schema, next((batch.num_rows for batch in reader), 0)
         except pa.ArrowInvalid:
             with pytest.raises(UnreadableFileError):
-                described.sample(Text("data.csv", pa.py_buffer(head)), is_all=is_all)
+                described.sample("data.csv", head, is_all=is_all)
             continue
-        sample = described.sample(Text("data.csv", pa.py_buffer(head)), is_all=is_all)
+        sample = described.sample("data.csv", head, is_all=is_all)
         assert (sample.schema, sample.rows) == expected, block_size
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice, repeat
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -41,7 +43,7 @@ def test_json_lines_are_cut_into_blocks_without_losing_a_byte(numbers, size, beg
     content = b"\n".join(b'{"n": %d}' % number for number in numbers) + b"\n" * ends_with_line_end
     text = Text("a.jsonl", pa.py_buffer(BOM * begins_with_bom + content))
     parser = JsonParser(json.ParseOptions(explicit_schema=NUMBERS), 64, ["n"])
-    blocks = [(bytes(block), before()) for block, before in parser._blocks(text, lambda: size)]
+    blocks = [(bytes(block), before()) for block, before in parser._blocks(text, repeat(size))]
     assert b"".join(block for block, _ in blocks) == content
     assert all(block.endswith(b"\n") for block, _ in blocks[:-1])
     assert [before for _, before in blocks] == [
@@ -180,12 +182,20 @@ def test_a_row_of_csv_that_may_be_longer_than_a_block_is_taken_or_refused_as_pya
             assert table_of(parser, Text("a.csv", pa.py_buffer(content))).num_rows == expected
 
 
-def test_the_first_rows_of_a_text_are_there_before_the_others_are_parsed():
-    parsed = []
-    tables = SharedParsing().tables(parsed.append(number) or pa.table({"a": [number]}) for number in range(100))
-    assert next(tables)[0]["a"].to_pylist() == [0]
-    assert parsed == [0, 1]
-    assert [table.num_rows for table, _ in tables] == [4, 16, 64, 15]
+def test_the_first_rows_of_each_text_are_there_before_the_others_are_parsed():
+    shared = SharedParsing()
+    for _ in range(2):  # also of a text that another thread began before
+        parsed = []
+        tables = shared.tables(parsed.append(number) or pa.table({"a": [number]}) for number in range(100))
+        assert next(tables)[0]["a"].to_pylist() == [0]
+        assert parsed == [0, 1]
+        assert [table.num_rows for table, _ in tables] == [shared_parsing.PIECES] * 24 + [3]
+
+
+@pytest.mark.parametrize(("blocks", "pieces"), [(8, [4, 4, 4]), (9, [1, 2, 4, 4, 4])], ids=["short", "long"])
+def test_the_first_pieces_of_a_long_text_are_small(blocks, pieces):
+    sizes = shared_parsing.piece_sizes(64 * blocks, 64)
+    assert list(islice(sizes, len(pieces))) == [64 * piece for piece in pieces]
 
 
 def test_rows_without_columns_are_counted_once_where_a_quote_comes_after_the_first_pieces(monkeypatch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
@@ -20,7 +20,7 @@ from torch_dataloader_utils.errors import ColumnError, nearest
 from torch_dataloader_utils.formats.recognition import ENDINGS
 from torch_dataloader_utils.formats.schema import FileSchema, unified
 from torch_dataloader_utils.formats.text import csv_options
-from torch_dataloader_utils.formats.text.csv_lines import ZERO, CsvLines
+from torch_dataloader_utils.formats.text.csv_lines import LONGEST_HEADER, ZERO, CsvLines
 from torch_dataloader_utils.formats.text.exact_integers import (
     DIGITS,
     are_large,
@@ -32,7 +32,7 @@ from torch_dataloader_utils.formats.text.exact_integers import (
 )
 from torch_dataloader_utils.formats.text.format import BLOCK_BYTES, Sample, TextFormat
 from torch_dataloader_utils.formats.text.lines import CHUNK, Text, WatchedText, may_exceed, pieces
-from torch_dataloader_utils.formats.text.shared_parsing import SharedParsing
+from torch_dataloader_utils.formats.text.shared_parsing import SharedParsing, piece_sizes
 from torch_dataloader_utils.storage.filesystem import Storage
 from torch_dataloader_utils.storage.stored_file import StoredFile
 
@@ -82,41 +82,47 @@ class Csv(TextFormat):
         given = csv_options.column_types(self.options)
         return bool(self.options.get("skip_rows_after_names")) and any(name not in given for name in schema.names)
 
-    def sample(self, text: Text, *, is_all: bool) -> Sample:
+    def sample(self, file: str, content: bytes, *, is_all: bool) -> Sample:
         """Return the columns that pyarrow infers from the first block with rows."""
-        content = text.content.to_pybytes()
-        if not is_all:  # pyarrow parses the last line as well, where the first block has no row
+        is_ascii_like, end = csv_options.is_ascii_like(self.options), len(content)
+        if is_all and is_ascii_like and not content.endswith((b"\n", b"\r")):
+            content, end = content + b"\n", end + 1  # pyarrow does not see a header that has no line end
+        elif not is_all and is_ascii_like:  # pyarrow parses the last line as well, where the first block has no row
+            end = csv_options.end_of_lines(content, end) or end
+        elif not is_all:
             content = csv_options.without_cut_line(content, self.options)
-        if is_all and not content.endswith((b"\n", b"\r")) and csv_options.is_ascii_like(self.options):
-            content += b"\n"  # pyarrow does not see a header that has no line end
-        text = replace(text, content=pa.py_buffer(content))
+            end = len(content)
+        text = Text(file, pa.py_buffer(content)[:end])  # without a copy: a large one takes longer than to look at it
         lines = CsvLines(self.options, partial(self._names, text))
-        if 0 in content and csv_options.is_ascii_like(self.options):
-            raise text.error(content[: content.index(0)].count(b"\n") + 1, ZERO)
+        if is_ascii_like and (zero := content.find(0, 0, end)) >= 0:
+            raise text.error(content.count(b"\n", 0, zero) + 1, ZERO)
         with lines.errors(text):
-            block = self._first_block(content, lines.header(content[:CHUNK]))
+            block = text.content[: self._end_of_first_block(content, end, lines)]
             schema, rows = self._inferred(block)
-            if not rows and len(block) < len(content):
-                schema, rows = self._inferred(content)
+            if not rows and block.size < end:
+                schema, rows = self._inferred(text.content)
         given = csv_options.column_types(self.options)
         for column in schema:
             if pa.types.is_binary(column.type) and column.name not in given and self.options.get("check_utf8", True):
                 as_text = CsvParser(self.options, schema.names, pa.schema([(column.name, pa.string())]))
                 next(as_text.batches(text, use_threads=False), None)  # names the line that is not valid text
-        return Sample(schema, rows, min(len(content), self.head_bytes // 2))
+        return Sample(schema, rows, min(end, self.head_bytes // 2))
 
-    def _first_block(self, content: bytes, header: bytes) -> bytes:
-        """Return the whole lines of the first block, or all content where a line end may not be the end of a row.
+    def _end_of_first_block(self, content: bytes, end: int, lines: CsvLines) -> int:
+        """Return where the whole lines of the first block end, or all content where a line end may not end a row.
 
         Given more than these lines, pyarrow would parse a second block before it returns what it infers of the first.
         """
-        block = content[: self.block_bytes]
-        quote = csv_options.quote_of(self.options)
-        if not _is_cuttable(self.options) or (quote and block.count(quote) > header.count(quote)):
-            return content
-        return csv_options.whole_lines(block) or content
+        stop, quote = min(self.block_bytes, end), csv_options.quote_of(self.options)
+        if not _is_cuttable(self.options):
+            return end
+        if quote and content.find(quote, 0, stop) >= 0:  # most have none, and to look is faster than to count
+            header = lines.header(content[: LONGEST_HEADER + 1])
+            if content.count(quote, 0, stop) > header.count(quote):
+                return end
+        return csv_options.end_of_lines(content, stop) or end
 
-    def _inferred(self, content: bytes) -> tuple[pa.Schema, int]:
+    def _inferred(self, content: pa.Buffer) -> tuple[pa.Schema, int]:
         """Return the columns that pyarrow infers from the first block with rows, and how many rows that has."""
         read = csv_options.read_options(self.options, use_threads=False)
         convert = csv_options.convert_options(self.options)
@@ -245,7 +251,7 @@ class CsvParser:
         names = self._given_names if text.start else {}
         watched = WatchedText(text.open(), csv_options.quote_of(self._options))
         most_quotes, exact = self._quotes_of_header(text), set[str]()
-        for piece in pieces(text.content, lambda: shared.next_blocks() * self._block_bytes):
+        for piece in pieces(text.content, piece_sizes(text.content.size, self._block_bytes)):
             watched.watch(piece)
             if watched.quotes > most_quotes:
                 shared.quotes_values = True
@@ -379,7 +385,7 @@ class CsvParser:
         return watched.quotes > self._quotes_of_header(text)
 
     def _quotes_of_header(self, text: Text) -> int:
-        header = self._lines.header(bytes(text.content[:CHUNK]))
+        header = self._lines.header(bytes(text.content[: LONGEST_HEADER + 1]))
         quote = csv_options.quote_of(self._options)
         return header.count(quote) if quote else 0
 

@@ -109,7 +109,10 @@ class CsvLines:
             raise text.error(opened, NOT_CLOSED)
 
     def header(self, content: bytes) -> bytes:
-        """Return the first line of a text, if it ends within its first bytes and no value of it goes on after it."""
+        """Return the first line of a text, unless it has more than `LONGEST_HEADER` bytes, or a value goes on after it.
+
+        One byte more than those is enough of the text.
+        """
         line, end, _ = content.partition(b"\n")
         if not end or len(line) > LONGEST_HEADER or b"\r" in line[:-1] or self._ends_inside(line, inside=False):
             return b""

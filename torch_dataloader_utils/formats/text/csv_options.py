@@ -119,15 +119,14 @@ def width_of(options: Mapping[str, Any]) -> int:
     return len("\n\n".encode(encoding)) - len("\n".encode(encoding))  # without a byte order mark
 
 
-def whole_lines(content: bytes) -> bytes:
-    """Return a text whose line ends are single bytes up to its last line end; nothing if it has none."""
-    return content[: max(content.rfind(b"\n"), content.rfind(b"\r")) + 1]
+def end_of_lines(content: bytes, stop: int) -> int:
+    """Return where the last line ends that does so before `stop`; 0 if none does. Line ends are single bytes."""
+    line_feed = content.rfind(b"\n", 0, stop)
+    return max(line_feed, content.rfind(b"\r", line_feed + 1, stop)) + 1
 
 
 def without_cut_line(content: bytes, options: Mapping[str, Any]) -> bytes:
-    """Return the beginning of a text up to its last line end; all of it if it has none or is in another encoding."""
-    if is_ascii_like(options):
-        return whole_lines(content) or content
+    """Return the beginning of a text up to its last line end; all of it if it has none or cannot be decoded."""
     encoding = encoding_of(options)
     try:
         text = codecs.getincrementaldecoder(encoding)().decode(content)

@@ -32,7 +32,6 @@ from torch_dataloader_utils.formats.recognition import format_hint
 from torch_dataloader_utils.formats.schema import FileSchema
 from torch_dataloader_utils.formats.text.codec import Parser, TextCodec, range_of
 from torch_dataloader_utils.formats.text.footer import DIGEST_BYTES, Cutting, TextFooter, cuts, digest_of
-from torch_dataloader_utils.formats.text.lines import Text
 from torch_dataloader_utils.planning.manifest import TEXT, DataFile, RowGroup
 from torch_dataloader_utils.storage.filesystem import Storage
 from torch_dataloader_utils.storage.listing import Listing
@@ -120,8 +119,8 @@ class TextFormat(Format):
         return False
 
     @abstractmethod
-    def sample(self, text: Text, *, is_all: bool) -> Sample:
-        """Return what a file's beginning, or the whole text, shows."""
+    def sample(self, file: str, content: bytes, *, is_all: bool) -> Sample:
+        """Return what the beginning of a file, or its whole text, shows. Messages name the file as given."""
 
     @abstractmethod
     def can_cut(self, storage: Storage, file: StoredFile, head: bytes) -> bool:
@@ -221,7 +220,7 @@ class TextFormat(Format):
         if not text.removeprefix(BOM).strip(self.blank):
             what = "is empty: it has not even" if is_all else f"begins with {len(text)} bytes without"
             raise UnreadableFileError(f"{shown} {what} a line of {self.name}")
-        sample = self.sample(Text(shown, pa.py_buffer(text)), is_all=is_all)
+        sample = self.sample(shown, text, is_all=is_all)
         if not sample.rows and not is_all and self.needs_rows(sample.schema):
             if size >= MOST_HEAD_BYTES:
                 msg = f"{shown} begins with {len(text)} bytes of which format_options skip all rows, so the types of "

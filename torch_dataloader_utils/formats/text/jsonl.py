@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 from typing import Any, ClassVar
 
 import numpy as np
@@ -32,7 +33,7 @@ from torch_dataloader_utils.formats.text.exact_integers import (
 )
 from torch_dataloader_utils.formats.text.format import BOM, Sample, TextFormat, require_known_options
 from torch_dataloader_utils.formats.text.lines import CHUNK, Text, last_line_end, line_ends
-from torch_dataloader_utils.formats.text.shared_parsing import SharedParsing
+from torch_dataloader_utils.formats.text.shared_parsing import SharedParsing, piece_sizes
 from torch_dataloader_utils.storage.filesystem import Storage
 from torch_dataloader_utils.storage.stored_file import StoredFile
 
@@ -92,9 +93,9 @@ class JsonLines(TextFormat):
         """What the user wants to be done with unexpected fields. By default that is decided where lines are parsed."""
         return self.options.get("unexpected_field_behavior", "infer")
 
-    def sample(self, text: Text, *, is_all: bool) -> Sample:
+    def sample(self, file: str, content: bytes, *, is_all: bool) -> Sample:
         """Return the columns that pyarrow infers from the first block."""
-        content = text.content.to_pybytes().removeprefix(BOM)
+        text, content = Text(file, pa.py_buffer(content)), content.removeprefix(BOM)
         if content.lstrip()[:1] == b"[":
             raise text.error(
                 1, "this is a JSON array: write one object a line, without brackets and commas around them"
@@ -182,7 +183,7 @@ class JsonParser:
     def tables(self, text: Text, shared: SharedParsing) -> Iterator[pa.Table]:
         """Yield the rows, some blocks at a time."""
         has_rows = False
-        for block, line in self._blocks(text, lambda: shared.next_blocks() * self._block_bytes):
+        for block, line in self._blocks(text, piece_sizes(text.content.size, self._block_bytes)):
             yield self.block(text, block, line, use_threads=shared.uses_threads)
             has_rows = True
         if not has_rows:
@@ -190,7 +191,7 @@ class JsonParser:
 
     def batches(self, text: Text, *, use_threads: bool) -> Iterator[pa.RecordBatch]:
         """Yield the rows, block by block."""
-        for block, line in self._blocks(text, lambda: self._block_bytes):
+        for block, line in self._blocks(text, repeat(self._block_bytes)):
             yield from self.block(text, block, line, use_threads=use_threads).to_batches()
 
     def block(self, text: Text, block: bytes | pa.Buffer, line: Callable[[], int], *, use_threads: bool) -> pa.Table:
@@ -218,24 +219,20 @@ class JsonParser:
     def _selected(self, table: pa.Table) -> pa.Table:
         return table if self._names is None else table.select(self._names)
 
-    def _blocks(
-        self, text: Text, next_size: Callable[[], int]
-    ) -> Iterator[tuple[bytes | pa.Buffer, Callable[[], int]]]:
+    def _blocks(self, text: Text, sizes: Iterator[int]) -> Iterator[tuple[bytes | pa.Buffer, Callable[[], int]]]:
         """Yield blocks of whole lines, of about a size each, and what counts the lines before each."""
         if text.compression is None:
-            yield from self._blocks_in_memory(text, next_size)
+            yield from self._blocks_in_memory(text, sizes)
         else:
-            yield from self._blocks_of_stream(text, next_size)
+            yield from self._blocks_of_stream(text, sizes)
 
-    def _blocks_in_memory(
-        self, text: Text, next_size: Callable[[], int]
-    ) -> Iterator[tuple[pa.Buffer, Callable[[], int]]]:
+    def _blocks_in_memory(self, text: Text, sizes: Iterator[int]) -> Iterator[tuple[pa.Buffer, Callable[[], int]]]:
         """Yield blocks without copying them."""
         content = text.content
         start = len(BOM) if not text.start and bytes(content[: len(BOM)]) == BOM else 0
         stop = start
         while start < content.size:
-            size = next_size()
+            size = next(sizes)
             stop = content.size if stop + size + size // 2 >= content.size else stop + size
             end = content.size if stop == content.size else last_line_end(content, start, stop)
             if end > start:
@@ -244,11 +241,11 @@ class JsonParser:
             elif stop - start > LONGEST * self._block_bytes:
                 raise text.error(line_ends(content.slice(0, start)) + 1, _too_long(self._block_bytes))
 
-    def _blocks_of_stream(self, text: Text, next_size: Callable[[], int]) -> Iterator[tuple[bytes, Callable[[], int]]]:
+    def _blocks_of_stream(self, text: Text, sizes: Iterator[int]) -> Iterator[tuple[bytes, Callable[[], int]]]:
         rest, line, first = b"", 0, not text.start
         try:
             with text.open() as stream:
-                while content := stream.read(next_size()):
+                while content := stream.read(next(sizes)):
                     content = content.removeprefix(BOM) if first else content
                     first = False
                     whole, end, left = content.rpartition(b"\n")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -108,14 +108,14 @@ def _goes_on(content: pa.Buffer, start: int, stop: int) -> bool:
     return not any(b"\n" in bytes(content[first : min(stop, first + LINE_BYTES)]) for first in parts)
 
 
-def pieces(content: pa.Buffer, next_size: Callable[[], int]) -> Iterator[pa.Buffer]:
+def pieces(content: pa.Buffer, sizes: Iterator[int]) -> Iterator[pa.Buffer]:
     """Yield plain text in pieces of whole lines, of about a size each. The last one is not much smaller.
 
     A piece is longer if no line ends within it.
     """
     start = 0
     while start < content.size:
-        size = next_size()
+        size = next(sizes)
         stop = content.size
         if start + size + size // 2 < stop:
             stop = last_line_end(content, start, start + size)

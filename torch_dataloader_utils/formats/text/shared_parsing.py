@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
@@ -14,9 +14,16 @@ BLOCKS = 4
 """How many blocks make a piece of text that is parsed at a time. A thread that has no more text to parse waits for the
 pieces of the others no longer than for one."""
 
-GROWTH = 4
-"""Of the first texts, tables are made of this many times more pieces each time: to deliver a table takes time as well.
-The first table comes soon, and the last texts become one table each."""
+PIECES = 4
+"""How many pieces make a table: to deliver one takes time as well. After the last ones nothing is parsed meanwhile."""
+
+
+def piece_sizes(text_bytes: int, block_bytes: int) -> Iterator[int]:
+    """Yield how long each piece of a text is. The first ones of a long text are short: its first rows come soon."""
+    blocks = 1 if text_bytes > 2 * BLOCKS * block_bytes else BLOCKS
+    while True:
+        yield blocks * block_bytes
+        blocks = min(BLOCKS, 2 * blocks)
 
 
 class SharedParsing:
@@ -32,40 +39,28 @@ class SharedParsing:
         self.spells_nulls = False
         self._lock = threading.Lock()
         self._texts = 0
-        self._blocks = 1
-        self._pieces = 1
 
     @property
     def uses_threads(self) -> bool:
         """Whether Arrow's threads parse the next piece. With a text for each processor that takes more time in all."""
         return bool(self._texts < pa.cpu_count())
 
-    def next_blocks(self) -> int:
-        """Return how many blocks the next piece of text has."""
-        with self._lock:
-            blocks, self._blocks = self._blocks, BLOCKS
-        return blocks
-
     def tables(self, pieces: Iterable[pa.Table]) -> Iterator[tuple[pa.Table, bool]]:
         """Yield the rows of a text, which is parsed meanwhile, and whether there are no others after each table.
 
-        The tables grow, and only the last one may be without rows.
+        The first one has those of the first piece, and only the last one may be without rows.
         """
         together: list[pa.Table] = []
+        most = 1
         with self._parsing():
             for piece in pieces:
                 if not piece.num_rows and together:
                     continue
-                if len(together) >= self._pieces:  # there are rows after them
-                    yield self._next_table(together), False
-                    together = []
+                if len(together) >= most:  # there are rows after them
+                    yield stacked(together), False
+                    together, most = [], PIECES
                 together.append(piece)
         yield stacked(together), True
-
-    def _next_table(self, together: Sequence[pa.Table]) -> pa.Table:
-        with self._lock:
-            self._pieces *= GROWTH
-        return stacked(together)
 
     @contextlib.contextmanager
     def _parsing(self) -> Iterator[None]:
