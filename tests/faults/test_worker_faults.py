@@ -479,6 +479,33 @@ def test_a_worker_that_exits_as_though_it_had_ended_is_named(data):
         list(loader)
 
 
+NOT_IN_A_MODULE = """
+import sys
+from torch_dataloader_utils import StructuredDataset, WorkerError
+
+def same(batch):
+    return batch
+
+if __name__ == "__main__":
+    loader, _ = StructuredDataset.create_dataloader(
+        sys.argv[1], num_workers=1, collate_fn=same, multiprocessing_context="spawn"
+    )
+    try:
+        list(loader)
+    except WorkerError as error:
+        print(error)
+"""
+"""Run as ``python -c``, where a worker finds no `same` in the main module."""
+
+
+def test_a_worker_that_does_not_find_a_function_is_an_error_that_says_what_to_do(data):
+    command = [sys.executable, "-c", NOT_IN_A_MODULE, str(data.path)]
+    done = subprocess.run(command, env=inherited(), capture_output=True, text=True, check=False, timeout=240)
+    assert "exited unexpectedly with status 1, and its standard error may say why" in done.stdout, done.stderr
+    assert "such as collate_fn, must be defined at the top level of a module that the worker can import" in done.stdout
+    assert "Can't get attribute 'same'" in done.stderr
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("size", [20, 101])
 def test_a_collate_fn_that_raises_stop_iteration_ends_in_an_error_that_says_so(data, workers, size):

@@ -80,6 +80,11 @@ class WorkerChannel:
         """What the worker reads or has read, as it noted."""
         return "" if self.page is None else self.page.read_text() or "nothing read yet"
 
+    @property
+    def has_read(self) -> bool:
+        """Whether the worker has noted that it read something."""
+        return self.page is not None and bool(self.page.read_text())
+
     def close(self) -> None:
         """Close the queue and the shared memory, in the training process; batches in use keep their memory."""
         self.assignments.close()

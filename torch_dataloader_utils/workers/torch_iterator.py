@@ -49,6 +49,12 @@ HINTS = {
 }
 """What mostly sends a signal that ends a worker, by its name: not every system has both."""
 
+NOT_FOUND = (
+    "What a worker needs that is not forked, such as collate_fn, must be defined at the top level of a module that the "
+    "worker can import"
+)
+"""What to do where a worker that was started by spawn or forkserver did not find a function or a class."""
+
 _running: weakref.WeakSet[WorkerIterator] = weakref.WeakSet()
 
 _killed_at_exit: set[int] = set()
@@ -82,6 +88,7 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
         _running.add(self)
         _kill_all_at_exit()
         context = loader.multiprocessing_context or torch.multiprocessing
+        self._start_method = context.get_start_method()
         super().__init__(LoaderWithContext(loader, DirectContext(context)))
         self._workers_done_event: Any = _DoneEvent(self._workers_done_event)
         self._unwatch()
@@ -189,6 +196,10 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
             if status is not None and status < 0:
                 name = signal.Signals(-status).name
                 how = f"was killed by signal {-status} ({name})" + (f": {HINTS[name]}" if name in HINTS else "")
+            elif status:
+                how += ", and its standard error may say why"
+                if self._start_method != "fork" and not self._channels[number].has_read:
+                    how += f". {NOT_FOUND}"
             msg = f"{self._named([number])} {how}. The state holds what was delivered: load_state_dict(state_dict()) "
             raise WorkerError(msg + "and a new iter continue from there") from cause
 
