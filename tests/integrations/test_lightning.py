@@ -141,11 +141,12 @@ def test_a_loader_of_unknown_length_is_trained_on_again_from_the_beginning(tmp_p
     run_forked(AGAIN, tmp_path)
 
 
-OTHER_SEED = """
+ENDED = """
+import os
 import lightning, pytest, torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
-from torch_dataloader_utils import CheckpointMismatchError, StructuredDataset
+from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils.integrations.lightning import ResumableLoader
 
 class Numbers:  # another loader with a state, which is that of a whole pass
@@ -166,38 +167,52 @@ class Model(lightning.LightningModule):
         self.layer, self.trained = torch.nn.Linear(1, 1), []
 
     def training_step(self, batch, number):
-        self.trained.append(batch["rows"]["row"].tolist())
+        self.trained.append((self.current_epoch, batch["rows"]["row"].tolist()))
         return self.layer(torch.ones(1, 1)).mean()
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
-def fit(epochs, saves_in, seed=0, checkpoint=None):
+def fit(epochs, saves_in=None, seed=0, checkpoint=None, excluded=(), trainer=None):
     rows, _ = StructuredDataset.create_dataloader(
         "data", batch_size=24, shuffle=True, num_workers=0, row_id_column="row", shuffle_seed=seed
     )
+    if excluded:
+        rows.exclude(excluded)
     numbers, model = Numbers(), Model()
     loaders = CombinedLoader({"rows": ResumableLoader(rows), "numbers": numbers}, "min_size")
-    lightning.Trainer(
+    trainer = trainer or lightning.Trainer(
         max_epochs=epochs, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
-        callbacks=[ModelCheckpoint(saves_in, "end")],
-    ).fit(model, loaders, ckpt_path=checkpoint)
-    return model.trained, numbers.loaded
+        callbacks=[ModelCheckpoint(saves_in, "end")] if saves_in else [], enable_checkpointing=saves_in is not None,
+    )
+    trainer.fit(model, loaders, ckpt_path=checkpoint)
+    assert not numbers.loaded, "at an epoch's end Lightning leaves such a state out: it would end the next one at once"
+    return model.trained, trainer
 
-whole, _ = fit(2, "whole")
-fit(1, "ended")
-with pytest.raises(CheckpointMismatchError, match="seed"):
-    fit(2, "other", 1, "ended/end.ckpt")
-trained, loaded = fit(2, "again", 0, "ended/end.ckpt")
-assert trained == whole[len(whole) // 2:]
-assert not loaded, "Lightning leaves such a state out at an epoch's end, where it would end the next one at once"
+def second_epoch(batches):
+    return [batch for batch in batches if batch[0] == 1]
+
+excluded = [(sorted(os.listdir("data"))[0], row) for row in range(30)]
+whole, of_other_seed, left = fit(2)[0], fit(2, seed=1)[0], fit(2, excluded=excluded)[0]
+assert sum(len(rows) for _, rows in left) == sum(len(rows) for _, rows in whole) - 60
+fit(1, "ended", excluded=excluded)
+trained, _ = fit(2, checkpoint="ended/end.ckpt")
+assert trained == second_epoch(left), "what was excluded was delivered"
+with pytest.warns(UserWarning, match="(?s)had ended was not of this data, so the next one begins whole.*seed"):
+    trained, _ = fit(2, seed=1, checkpoint="ended/end.ckpt")
+assert trained == second_epoch(of_other_seed)
+
+trained, trainer = fit(1, checkpoint="ended/end.ckpt")  # all of its epochs are made
+trainer.fit_loop.max_epochs = 2
+assert trained == []
+assert fit(2, trainer=trainer)[0] == second_epoch(whole), "the state of a checkpoint that was not passed was loaded"
 """
 
 
-def test_a_checkpoint_of_an_epochs_end_is_bound_to_its_seed_too(tmp_path: Path, monkeypatch):
+def test_after_an_epochs_end_what_was_excluded_stays_so_and_other_data_is_a_warning(tmp_path: Path, monkeypatch):
     write_dataset(tmp_path / "data", FILES)
     monkeypatch.chdir(tmp_path)
-    run_forked(OTHER_SEED, tmp_path)
+    run_forked(ENDED, tmp_path)
 
 
 NOT_WRAPPED = """

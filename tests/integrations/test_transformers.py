@@ -166,12 +166,16 @@ def test_ranks_that_a_filter_leaves_different_numbers_of_batches_end_their_epoch
     assert trained == [batches[: lengths[0]] for batches in expected]
 
 
-@pytest.mark.parametrize("max_steps", [4, 18], ids=["in mid epoch", "at an epoch's end"])
-def test_a_training_that_has_made_all_its_steps_makes_none_when_it_is_resumed(tmp_path: Path, max_steps: int):
-    training = Training(tmp_path, max_steps=max_steps, accumulated=1, batch_size=24, saves=2)
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [({"max_steps": 4}, 4), ({"max_steps": 18}, 18), ({"epochs": 1.5}, 29)],
+    ids=["in mid epoch", "at an epoch's end", "half an epoch"],
+)
+def test_a_training_that_has_made_all_its_steps_makes_none_when_it_is_resumed(tmp_path: Path, options, steps: int):
+    training = Training(tmp_path, **options, accumulated=1, batch_size=24, saves=2)
     training.run(1, {"whole": None, "again": True, "once more": True})
-    assert len(training.batches("whole")) == max_steps
-    assert training.checkpoints()[-1] == f"checkpoint-{max_steps}"
+    assert len(training.batches("whole")) == steps
+    assert training.checkpoints()[-1] == f"checkpoint-{steps}"
     for name in ("again", "once more"):
         assert not (tmp_path / f"{name}-0.jsonl").exists(), "a batch was trained on"
         assert training.end(name)["weights"] == training.end("whole")["weights"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
@@ -22,6 +23,7 @@ from torch.utils._pytree import tree_map_only
 from torch_dataloader_utils.dataset.structured import StructuredDataset
 from torch_dataloader_utils.distributed.gather import gather_states, load_gathered
 from torch_dataloader_utils.distributed.steps import agreed_end
+from torch_dataloader_utils.errors import CheckpointMismatchError, RankMismatchError
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
 from torch_dataloader_utils.loader.device import require_loader
 from torch_dataloader_utils.loader.iteration import BatchIterator
@@ -91,6 +93,8 @@ class ResumableLoader:
         """Begin an epoch. Lightning calls it at the beginning of each, after it has begun to iterate."""
         fit_loop, self._pass_length = _calling_fit_loop(), None
         was_late = fit_loop is not None and _load_late(fit_loop)
+        if fit_loop is not None and fit_loop.is_resuming:
+            _load_ended(fit_loop)
         begins = epoch not in (self.dataset.epoch, self._finished)
         if begins and self.loader.leaves_restored:
             warn_of_unrestored_steps(self.dataset.epoch, "Lightning")
@@ -264,23 +268,31 @@ def _look_ahead(fetcher: _PrefetchDataFetcher) -> None:
 
 
 def _load_late(fit_loop: _FitLoop) -> bool:
-    """Load the states if Lightning has not.
+    """Load the states if Lightning has not: it made the loader too early where estimated_stepping_batches was read."""
+    is_late = bool(fit_loop.restarting and fit_loop._combined_loader_states_to_load)  # noqa: SLF001
+    if is_late:
+        fit_loop._load_combined_loader_states()  # noqa: SLF001
+    return is_late
 
-    It made the loader too early where estimated_stepping_batches was read. And it loads none of an epoch's end, where
-    those of a `ResumableLoader` are loaded all the same: they tell whether the data is that of the checkpoint.
+
+def _load_ended(fit_loop: _FitLoop) -> None:
+    """Load the states of an ended epoch, of which Lightning loads none: they hold the rows that are excluded.
+
+    The next epoch begins whole in any case. So a state of other data is left out, with a warning.
     """
     states, combined = fit_loop._combined_loader_states_to_load, fit_loop._combined_loader  # noqa: SLF001
-    if not fit_loop.is_resuming or not states or combined is None:
-        return False
-    stateful = [loader for loader in combined.flattened if isinstance(loader, _Stateful)]
-    if fit_loop.restarting or len(stateful) != len(states):
-        combined._load_state_dicts(states)  # noqa: SLF001 - raises an error where their number differs
-    else:
-        for loader, state in zip(stateful, states, strict=True):
-            if isinstance(loader, ResumableLoader):
-                loader.load_state_dict(state)
+    if fit_loop.restarting or not fit_loop.trainer.ckpt_path or combined is None:
+        return
     fit_loop._combined_loader_states_to_load = []  # noqa: SLF001
-    return True
+    stateful = [loader for loader in combined.flattened if isinstance(loader, _Stateful)]
+    for loader, state in zip(stateful, states, strict=False) if len(stateful) == len(states) else ():
+        if isinstance(loader, ResumableLoader) and "ranks" in state:
+            try:
+                loader.load_state_dict(state)
+            except (CheckpointMismatchError, RankMismatchError) as error:
+                why = str(error).partition("What to do")[0].strip()
+                msg = "an epoch that had ended was not of this data, so the next one begins whole, also with the rows "
+                warnings.warn(f"{msg}that were excluded from it: {why}", stacklevel=2)
 
 
 def _leave_ended_epoch(fit_loop: _FitLoop) -> None:

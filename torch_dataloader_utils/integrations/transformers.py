@@ -144,8 +144,9 @@ class ResumableTrainerMixin(Trainer):  # type: ignore[misc]
         passed = math.ceil(batches / self._accumulated) * self._accumulated
         if saved_ranks != self._rows.num_ranks:
             self._set_max_steps(epoch, passed, num_update_steps_per_epoch)
-        if 0 < self.args.max_steps <= self.state.global_step:  # the Trainer looks for the end only after a step
-            return sys.maxsize, 0  # no epoch is left
+        ends_within_an_epoch = self.args.max_steps > 0 or not float(self.args.num_train_epochs).is_integer()
+        if ends_within_an_epoch and self.state.global_step >= self.state.max_steps:
+            return sys.maxsize, 0  # no epoch is left: the Trainer would look for the end only after a step
         return epoch, passed
 
     def _prepare_for_training(self, max_steps: int, *args: Any, **kwargs: Any) -> Any:

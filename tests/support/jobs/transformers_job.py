@@ -105,7 +105,7 @@ def arguments_of(options: dict[str, Any], directory: Path) -> TrainingArguments:
     return TrainingArguments(
         str(directory / "checkpoints"),
         use_cpu=True,
-        num_train_epochs=2,
+        num_train_epochs=options.get("epochs", 2),
         max_steps=options.get("max_steps", -1),
         gradient_accumulation_steps=options.get("accumulated", 3),
         learning_rate=1e-2,

@@ -192,9 +192,13 @@ def test_the_first_rows_of_each_text_are_there_before_the_others_are_parsed():
         assert [table.num_rows for table, _ in tables] == [shared_parsing.PIECES] * 24 + [3]
 
 
-@pytest.mark.parametrize(("blocks", "pieces"), [(8, [4, 4, 4]), (9, [1, 2, 4, 4, 4])], ids=["short", "long"])
-def test_the_first_pieces_of_a_long_text_are_small(blocks, pieces):
-    sizes = shared_parsing.piece_sizes(64 * blocks, 64)
+@pytest.mark.parametrize(
+    ("blocks", "compression", "pieces"),
+    [(8, None, [4, 4, 4]), (9, None, [1, 2, 4, 4, 4]), (2, "gzip", [1, 2, 4, 4, 4])],
+    ids=["short", "long", "compressed"],
+)
+def test_the_first_pieces_of_a_long_text_are_small(blocks, compression, pieces):
+    sizes = shared_parsing.piece_sizes(Text("a", pa.py_buffer(b"1" * 64 * blocks), compression), 64)
     assert list(islice(sizes, len(pieces))) == [64 * piece for piece in pieces]
 
 

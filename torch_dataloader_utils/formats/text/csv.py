@@ -251,7 +251,7 @@ class CsvParser:
         names = self._given_names if text.start else {}
         watched = WatchedText(text.open(), csv_options.quote_of(self._options))
         most_quotes, exact = self._quotes_of_header(text), set[str]()
-        for piece in pieces(text.content, piece_sizes(text.content.size, self._block_bytes)):
+        for piece in pieces(text.content, piece_sizes(text, self._block_bytes)):
             watched.watch(piece)
             if watched.quotes > most_quotes:
                 shared.quotes_values = True

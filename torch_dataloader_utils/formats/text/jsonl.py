@@ -183,7 +183,7 @@ class JsonParser:
     def tables(self, text: Text, shared: SharedParsing) -> Iterator[pa.Table]:
         """Yield the rows, some blocks at a time."""
         has_rows = False
-        for block, line in self._blocks(text, piece_sizes(text.content.size, self._block_bytes)):
+        for block, line in self._blocks(text, piece_sizes(text, self._block_bytes)):
             yield self.block(text, block, line, use_threads=shared.uses_threads)
             has_rows = True
         if not has_rows:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 import pyarrow as pa
 
 from torch_dataloader_utils.columns.arrow import stacked
+from torch_dataloader_utils.formats.text.lines import Text
 
 BLOCKS = 4
 """How many blocks make a piece of text that is parsed at a time. A thread that has no more text to parse waits for the
@@ -18,9 +19,10 @@ PIECES = 4
 """How many pieces make a table: to deliver one takes time as well. After the last ones nothing is parsed meanwhile."""
 
 
-def piece_sizes(text_bytes: int, block_bytes: int) -> Iterator[int]:
+def piece_sizes(text: Text, block_bytes: int) -> Iterator[int]:
     """Yield how long each piece of a text is. The first ones of a long text are short: its first rows come soon."""
-    blocks = 1 if text_bytes > 2 * BLOCKS * block_bytes else BLOCKS
+    is_short = text.compression is None and text.content.size <= 2 * BLOCKS * block_bytes
+    blocks = BLOCKS if is_short else 1
     while True:
         yield blocks * block_bytes
         blocks = min(BLOCKS, 2 * blocks)
