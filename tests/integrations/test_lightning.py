@@ -215,6 +215,57 @@ def test_after_an_epochs_end_what_was_excluded_stays_so_and_other_data_is_a_warn
     run_forked(ENDED, tmp_path)
 
 
+BESIDE = """
+from pathlib import Path
+import lightning, torch
+import pyarrow.compute as pc
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
+from torch_dataloader_utils import StructuredDataset
+from torch_dataloader_utils.integrations.lightning import ResumableLoader
+
+class Model(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.trained = torch.nn.Linear(1, 1), []
+
+    def training_step(self, batch, number):
+        self.trained.append([batch[name]["row"].tolist() for name in ("filtered", "counted")])
+        return self.layer(torch.ones(1, 1)).mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+def fit(saves_in=None, checkpoint=None):
+    loaders = {
+        name: ResumableLoader(
+            StructuredDataset.create_dataloader(
+                "data", batch_size=size, shuffle=True, num_workers=0, row_id_column="row", filters=filters
+            )[0]
+        )
+        for name, size, filters in (("filtered", 24, pc.field("value") >= 60), ("counted", 20, None))
+    }
+    model = Model()
+    lightning.Trainer(
+        max_epochs=2, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+        callbacks=[ModelCheckpoint(saves_in, "{step}", every_n_train_steps=1, save_top_k=-1)] if saves_in else [],
+        enable_checkpointing=saves_in is not None,
+    ).fit(model, CombinedLoader(loaders, "min_size"), ckpt_path=checkpoint, weights_only=False)
+    return model.trained
+
+whole = fit("checkpoints")
+assert len(list(Path("checkpoints").iterdir())) == len(whole)
+for number in range(1, len(whole), 3):
+    assert fit(checkpoint=f"checkpoints/step={number}.ckpt") == whole[number:], number
+"""
+
+
+def test_loaders_side_by_side_continue_where_the_length_of_one_alone_is_known(tmp_path: Path, monkeypatch):
+    write_dataset(tmp_path / "data", FILES)
+    monkeypatch.chdir(tmp_path)
+    run_forked(BESIDE, tmp_path)
+
+
 NOT_WRAPPED = """
 import pytest
 from lightning.pytorch.utilities.combined_loader import CombinedLoader

@@ -112,7 +112,7 @@ class ResumableLoader:
             iter(fit_loop._data_fetcher)  # noqa: SLF001 - Lightning does so only in later epochs
         self._requests = self.loader.skip_requests
         if fit_loop.max_batches != float("inf"):
-            _correct_length(self.loader, fit_loop, len(self), begins=True)
+            _correct_length(self.loader, fit_loop, _known_length(self), begins=True)
             if _must_look_ahead(self.loader, fit_loop):
                 _look_ahead(fit_loop._data_fetcher)  # noqa: SLF001
 
@@ -218,6 +218,14 @@ class _Batches(Iterator[Any]):
         batch = next(batches)
         self._trained = -1 if self._progress is None else self._progress.processed
         return batch
+
+
+def _known_length(loader: ResumableLoader) -> int | None:
+    """Return the number of batches; None if only reading tells it, and Lightning knows that of a loader beside it."""
+    try:
+        return len(loader)
+    except TypeError:
+        return None
 
 
 def _correct_length(loader: StructuredDataLoader, fit_loop: _FitLoop, batches: int | None, *, begins: bool) -> None:
