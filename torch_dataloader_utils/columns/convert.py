@@ -27,7 +27,7 @@ from torch_dataloader_utils.columns.arrow import (
     takeable,
     without_dictionary,
 )
-from torch_dataloader_utils.columns.arrow_memory import memory_pool, new_array
+from torch_dataloader_utils.columns.arrow_memory import memory_pool, new_arrays
 from torch_dataloader_utils.columns.column_plan import Form
 from torch_dataloader_utils.columns.dense import dense_array
 from torch_dataloader_utils.columns.options import Padded
@@ -276,40 +276,50 @@ def interleave(parts: Sequence[ColumnSlice], count: int) -> Columns:
     if isinstance(first, pa.Table):
         order = _interleaved_rows([part.stop - part.start for part in parts], count)
         return take_rows(takeable(pa.concat_tables(_rows(part.columns, part) for part in parts)), pa.array(order))
-    return {name: _interleave_column(name, parts, count) for name in first}
+    dense = [name for name, values in first.items() if isinstance(values, np.ndarray)] if count > 1 else []
+    streams = {name: [_rows(part.columns[name], part) for part in parts] for name in first}
+    interleaved = dict(zip(dense, _interleaved([streams[name] for name in dense], count), strict=True))
+    return {
+        name: interleaved[name] if name in interleaved else _interleave_column(name, streams[name], count)
+        for name in first
+    }
 
 
-def _interleave_column(name: str, parts: Sequence[ColumnSlice], count: int) -> Any:
-    first = parts[0].columns[name]
-    streams = [_rows(part.columns[name], part) for part in parts]
+def _interleave_column(name: str, streams: Sequence[Any], count: int) -> Any:
+    first = streams[0]
     if isinstance(first, LISTED):
         order = _interleaved_rows(list(map(len, streams)), count)
         return taken(joined_lists(name, streams), order)
     if count == 1:
         return concat(streams)
-    if isinstance(first, Ragged):
-        sized = [(values, len(values) // count) for values in streams]
-        return concat([values.slice(n * size, (n + 1) * size) for n in range(count) for values, size in sized])
-    return _interleaved(streams, count)
+    sized = [(values, len(values) // count) for values in streams]
+    return concat([values.slice(n * size, (n + 1) * size) for n in range(count) for values, size in sized])
 
 
-def _interleaved(streams: Sequence[npt.NDArray[Any]], count: int) -> npt.NDArray[Any]:
-    """Return the rows of several arrays interleaved: `count` times the next rows of each."""
-    batches = [values.reshape(count, len(values) // count, *values.shape[1:]) for values in streams]
-    found = new_array((count, sum(each.shape[1] for each in batches), *batches[0].shape[2:]), batches[0].dtype)
-    start = 0
-    for each in batches:
-        stop = start + each.shape[1]
-        found[:, start:stop] = each
-        start = stop
-    return found.reshape(count * start, *found.shape[2:])
+def _interleaved(columns: Sequence[Sequence[npt.NDArray[Any]]], count: int) -> list[npt.NDArray[Any]]:
+    """Return the rows of several arrays of each column interleaved: `count` times the next rows of each.
+
+    The next rows of an array are one item for NumPy, which lets go of Python's lock where it copies many items: to get
+    the lock back after each copy takes longer, where a training loop runs.
+    """
+    found = new_arrays([((sum(map(len, streams)), *streams[0].shape[1:]), streams[0].dtype) for streams in columns])
+    for streams, whole in zip(columns, found, strict=True):
+        rows = whole.reshape(-1).view(np.uint8).reshape(count, -1)
+        start = 0
+        for values in streams:
+            stop = start + values.nbytes // count
+            if start < stop:
+                item = np.dtype((np.void, stop - start))
+                rows[:, start:stop].view(item)[:, 0] = values.reshape(-1).view(item)
+            start = stop
+    return found
 
 
 def _interleaved_rows(lengths: Sequence[int], count: int) -> npt.NDArray[np.int64]:
     """Return the order of rows in which the batches of concatenated streams are interleaved."""
     starts = accumulate(lengths, initial=0)
     rows = [np.arange(start, start + length) for start, length in zip(starts, lengths, strict=False)]
-    return _interleaved(rows, count)
+    return _interleaved([rows], count)[0]
 
 
 def taken(values: Any, order: npt.NDArray[np.integer[Any]]) -> Any:
