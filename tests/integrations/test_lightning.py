@@ -563,6 +563,11 @@ class Model(lightning.LightningModule):
         self.trained.append((self.current_epoch, number, batch["row"].tolist()))
         return self.layer(torch.ones(1, 1)).mean()
 
+    def on_train_epoch_start(self):
+        if self.trainer.checkpoint_callbacks and self.current_epoch:
+            directory = self.trainer.checkpoint_callback.dirpath
+            self.trainer.save_checkpoint(f"{directory}/begin-step={self.global_step:02}.ckpt")
+
     def configure_optimizers(self):
         if self.estimates:
             assert self.trainer.estimated_stepping_batches != 0  # -1 where it is unknown
@@ -595,7 +600,7 @@ for number, cell in enumerate(cells):
     name = str(number)
     whole = fit(*cell, name)
     found = sorted(Path(name).iterdir())
-    assert sum(path.name.startswith("end") for path in found) == 3, found
+    assert [sum(path.name.startswith(of) for path in found) for of in ("begin", "end")] == [2, 3], found
     per_epoch = len(whole) // 3
     in_steps = (per_epoch + 2) // 3
     for path in found:
@@ -609,11 +614,74 @@ for number, cell in enumerate(cells):
             trained = fit(*cell, None, str(later))
             assert trained == whole[passed(later, in_steps, per_epoch):], (cell, path, later, len(trained))
 """
-"""Trainings that go on from each checkpoint, those of the ends of epochs too, in the directory of the process."""
+"""Trainings that go on from each checkpoint, those of epochs' ends and beginnings too, in the process's directory."""
 
 
 @pytest.mark.timeout(180)
-def test_the_epoch_after_a_checkpoint_of_an_epochs_end_is_trained_on_whole(tmp_path: Path, monkeypatch):
+def test_the_epoch_after_a_checkpoint_of_an_epochs_end_or_beginning_is_trained_on_whole(tmp_path: Path, monkeypatch):
     write_dataset(tmp_path / "data", FILES)
     monkeypatch.chdir(tmp_path)
     run_forked(ENDING, tmp_path)
+
+
+STATELESS = """
+import lightning, pytest, torch
+from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
+from torch_dataloader_utils import StructuredDataset
+from torch_dataloader_utils.integrations.lightning import ResumableLoader
+
+class Model(lightning.LightningModule):
+    def __init__(self, make):
+        super().__init__()
+        self.layer, self.make, self.trained = torch.nn.Linear(1, 1), make, []
+
+    def train_dataloader(self):
+        return self.make()
+
+    def training_step(self, batch, number):
+        self.trained.append(batch["row"].tolist())
+        return self.layer(torch.ones(1, 1)).mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+def resumable():
+    loader, _ = StructuredDataset.create_dataloader("data", batch_size=24, row_id_column="row", num_workers=0)
+    return ResumableLoader(loader)
+
+def plain():
+    return torch.utils.data.DataLoader([{"row": row} for row in range(178)], batch_size=24)
+
+def unreachable():
+    raise ConnectionError("the storage does not answer")
+
+def fit(make, *callbacks, checkpoint=None):
+    model = Model(make)
+    lightning.Trainer(
+        max_epochs=2, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+        callbacks=list(callbacks), enable_checkpointing=bool(callbacks),
+    ).fit(model, ckpt_path=checkpoint, weights_only=False)
+    return model.trained
+
+def saves(directory):
+    return ModelCheckpoint(directory, "{step}", every_n_train_steps=1, save_top_k=-1)
+
+refused = "after 3 batches of an epoch, and does not say which rows they had"
+fit(plain, saves("plain"))
+with pytest.raises(ValueError, match=refused):
+    fit(resumable, checkpoint="plain/step=3.ckpt")
+assert len(fit(resumable, checkpoint="plain/step=8.ckpt")) == 8, "the epoch after one that had ended is whole"
+
+whole = fit(resumable, saves("own"))
+with pytest.raises(ConnectionError):
+    fit(unreachable, OnExceptionCheckpoint("failed"), checkpoint="own/step=3.ckpt")
+with pytest.raises(ValueError, match=refused):
+    fit(resumable, checkpoint="failed/on_exception.ckpt")
+assert fit(resumable, checkpoint="own/step=3.ckpt") == whole[3:]
+"""
+
+
+def test_a_checkpoint_within_an_epoch_without_the_loaders_state_is_refused(tmp_path: Path, monkeypatch):
+    write_dataset(tmp_path / "data", FILES)
+    monkeypatch.chdir(tmp_path)
+    run_forked(STATELESS, tmp_path)

@@ -90,11 +90,16 @@ class ResumableLoader:
         return self._batches
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch. Lightning calls it at the beginning of each, after it has begun to iterate."""
+        """Begin an epoch. Lightning calls it at the beginning of each, after it has begun to iterate.
+
+        Raises:
+            ValueError: If Lightning goes on within the epoch, and its checkpoint holds no state of the loader.
+        """
         fit_loop, self._pass_length = _calling_fit_loop(), None
         was_late = fit_loop is not None and _load_late(fit_loop)
         if fit_loop is not None and fit_loop.is_resuming:
             _load_ended(fit_loop)
+            self._require_state(fit_loop)
         begins = epoch not in (self.dataset.epoch, self._finished)
         if begins and self.loader.leaves_restored:
             warn_of_unrestored_steps(self.dataset.epoch, "Lightning")
@@ -115,6 +120,19 @@ class ResumableLoader:
             _correct_length(self.loader, fit_loop, _known_length(self), begins=True)
             if _must_look_ahead(self.loader, fit_loop):
                 _look_ahead(fit_loop._data_fetcher)  # noqa: SLF001
+
+    def _require_state(self, fit_loop: _FitLoop) -> None:
+        """Raise if Lightning goes on within an epoch, and this loader, which got no state, would begin it anew."""
+        batches = fit_loop.epoch_loop.batch_progress
+        done = batches.current.processed
+        if self._was_loaded or not fit_loop.restarted_mid_epoch or not done or batches.is_last_batch:
+            return
+        msg = (
+            f"the checkpoint was saved after {done} batches of an epoch, and does not say which rows they had: it was "
+        )
+        msg += "saved without ResumableLoader, or by a training that failed before its loader was made; continue from "
+        msg += "another checkpoint, or load only the model's weights from it and call fit() without ckpt_path"
+        raise ValueError(msg)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of all ranks. All ranks call it together, as Lightning does for each checkpoint."""
@@ -309,10 +327,13 @@ def _leave_ended_epoch(fit_loop: _FitLoop) -> None:
     With `max_steps` it takes an epoch that had ended for one in whose midst the checkpoint was saved, and passes over
     the next one. After a checkpoint of an epoch's last step it does not count the next epoch as begun, so that a
     checkpoint of that one begins it anew. Where an epoch has another length, or it does not know it, it goes on to
-    count the batches of the one before.
+    count the batches of the one before. So it does after a checkpoint of an epoch's start.
     """
     epoch_loop = fit_loop.epoch_loop
-    if fit_loop.restarted_on_epoch_end and fit_loop._iteration_based_training():  # noqa: SLF001
+    if fit_loop.restarted_on_epoch_start:
+        epoch_loop.restarting = False
+        fit_loop.epoch_progress.current.ready += 1  # it takes it back, and counts the epoch as ready in total alone
+    elif fit_loop.restarted_on_epoch_end and fit_loop._iteration_based_training():  # noqa: SLF001
         _Loop.restarting.fset(fit_loop, False)  # noqa: FBT003 - the loop's own says True
         fit_loop.reset()
     elif epoch_loop.restarted_on_train_batch_end and epoch_loop.batch_progress.is_last_batch:
