@@ -7,6 +7,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import AggregationTemporality, InMemoryMetricReader
 from support import open_loader, rows_of, write_dataset
 
+from torch_dataloader_utils.integrations import opentelemetry
 from torch_dataloader_utils.integrations.opentelemetry import observe
 
 
@@ -66,3 +67,38 @@ def test_counters_grow_from_epoch_to_epoch(tmp_path, reader):
         for _ in loader:
             pass
         assert sum(points(collected(reader)["tdu.rows_delivered"])) == number * rows
+
+
+@pytest.mark.parametrize("is_global", [False, True], ids=["a provider", "the global provider"])
+def test_further_calls_add_loaders_or_put_one_in_the_place_of_another(tmp_path, reader, monkeypatch, is_global):
+    rows = write_dataset(tmp_path / "data")
+    reader, provider = reader
+    if is_global:
+        monkeypatch.setattr(opentelemetry, "get_meter_provider", lambda: provider)
+    given = () if is_global else (provider,)
+    first, second, third = (open_loader(tmp_path / "data")[0] for _ in range(3))
+    observe(*given, train=first)
+    observe(*given, validation=second)
+    for loader in (first, second):
+        assert sum(len(rows_of(batch)) for batch in loader) == rows
+    delivered = collected(reader)["tdu.rows_delivered"]
+    assert (points(delivered, loader="train"), points(delivered, loader="validation")) == ([rows], [rows])
+    observe(*given, train=third)
+    delivered = collected(reader)["tdu.rows_delivered"]
+    assert (points(delivered, loader="train"), points(delivered, loader="validation")) == ([0], [rows])
+    with pytest.raises(TypeError, match="train is str"):
+        observe(*given, train="loader")
+
+
+def test_another_provider_has_its_own_loaders(tmp_path, reader):
+    rows = write_dataset(tmp_path / "data")
+    reader, provider = reader
+    other = InMemoryMetricReader()
+    second = MeterProvider([other])
+    loader, _ = open_loader(tmp_path / "data")
+    for given in (provider, second):
+        observe(given, train=loader)
+    assert sum(len(rows_of(batch)) for batch in loader) == rows
+    for each in (reader, other):
+        assert points(collected(each)["tdu.rows_delivered"]) == [rows]
+    second.shutdown()

@@ -76,9 +76,15 @@ class Loaders:
     """Some loaders by name. It keeps their datasets, not the loaders, whose worker processes would go on with them."""
 
     def __init__(self, loaders: Mapping[str, Any]) -> None:
+        self._datasets: Mapping[str, StructuredDataset] = {}
+        self.add(loaders)
+
+    def add(self, loaders: Mapping[str, Any]) -> None:
+        """Add loaders. Each takes the place of an earlier one of its name."""
         if not loaders:
             raise ValueError("no loader: name each, as in train=loader")
-        self._datasets = {name: _dataset_of(name, loader) for name, loader in loaders.items()}
+        added = {name: _dataset_of(name, loader) for name, loader in loaders.items()}
+        self._datasets = {**self._datasets, **added}  # another thread may be reading the values of those before
 
     def values(self, figure: Figure) -> Iterator[tuple[float, dict[str, str]]]:
         """Yield the values of a counter now, each with its labels."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch_dataloader_utils.integrations.figures import FIGURES, Figure, Loaders
 
@@ -14,13 +15,16 @@ except ImportError as error:
     missing = "observe needs opentelemetry-api: pip install opentelemetry-api"
     raise ImportError(missing) from error
 
+_observed: WeakKeyDictionary[Any, Loaders] = WeakKeyDictionary()
+"""The loaders of each provider; those of the global one, which may be set later, by the function that returns it."""
+
 
 def observe(meter_provider: MeterProvider | None = None, **loaders: Any) -> None:
     """Let OpenTelemetry observe the counters of loaders, such as ``tdu.rows_delivered``.
 
     Their attributes are ``loader``, the name that is given here, ``rank`` and ``worker``. They are read when the
-    provider's readers collect, and cost the training loop nothing. OpenTelemetry has no way to end an observation: call
-    this once for each loader.
+    provider's readers collect, and cost the training loop nothing. Loaders may be added by further calls: each takes
+    the place of an earlier one of its name. OpenTelemetry has no way to end an observation.
 
     Args:
         meter_provider: The provider; None for the global one.
@@ -30,8 +34,13 @@ def observe(meter_provider: MeterProvider | None = None, **loaders: Any) -> None
         TypeError: If one is not this package's loader.
         ValueError: If there is none.
     """
-    named = Loaders(loaders)
-    meter = (meter_provider or get_meter_provider()).get_meter("torch_dataloader_utils")
+    provider = meter_provider or get_meter_provider()
+    key = get_meter_provider if provider is get_meter_provider() else provider
+    if key in _observed:  # OpenTelemetry would ignore a second instrument of a name, and its loaders
+        _observed[key].add(loaders)
+        return
+    named = _observed[key] = Loaders(loaders)
+    meter = provider.get_meter("torch_dataloader_utils")
     for figure in FIGURES:
         read: Callable[[CallbackOptions], Iterable[Observation]] = partial(_observations, named, figure)
         meter.create_observable_counter(figure.name, [read], unit=figure.unit, description=figure.description)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from torch_dataloader_utils.integrations.figures import FIGURES, Loaders
+from torch_dataloader_utils.integrations.figures import FIGURES, Figure, Loaders
 
 try:
     from prometheus_client.metrics_core import CounterMetricFamily
@@ -35,11 +35,19 @@ class LoaderCollector(Collector):  # type: ignore[misc]
     def __init__(self, **loaders: Any) -> None:
         self._loaders = Loaders(loaders)
 
+    def describe(self) -> Iterator[CounterMetricFamily]:
+        """Yield all counters without values: a registry refuses another collector whose counters have these names."""
+        return map(_family, FIGURES)
+
     def collect(self) -> Iterator[CounterMetricFamily]:
         """Yield all counters as they are now."""
         for figure in FIGURES:
-            name = figure.name.replace(".", "_") + UNITS.get(figure.unit, "")
-            family = CounterMetricFamily(name, figure.description, labels=figure.labels)
+            family = _family(figure)
             for value, labels in self._loaders.values(figure):
                 family.add_metric([labels[label] for label in figure.labels], value)
             yield family
+
+
+def _family(figure: Figure) -> CounterMetricFamily:
+    name = figure.name.replace(".", "_") + UNITS.get(figure.unit, "")
+    return CounterMetricFamily(name, figure.description, labels=figure.labels)
