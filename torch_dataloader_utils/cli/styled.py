@@ -1,4 +1,4 @@
-"""Reports on a terminal, by rich: colours, and tables that fit the width."""
+"""Reports on a terminal, by rich: colours, and tables that fit the width; plain text where it is too narrow for one."""
 
 from __future__ import annotations
 
@@ -7,14 +7,22 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
+from torch_dataloader_utils.cli.plain_text import lines_of_table
 from torch_dataloader_utils.cli.report import Block, Cell, Facts, Line, Raw, Table, Text, words
 from torch_dataloader_utils.errors import printable
 
 STYLES = {"plain": "", "good": "green", "warning": "yellow", "bad": "bold red", "dim": "dim"}
+
+LEAST_TEXT = 10
+"""Texts are folded into so many characters of a line, at least; numbers never are."""
+
+BESIDE = 3
+"""What a column takes of a line beside its texts: two spaces and a border."""
 
 
 def print_styled(blocks: Sequence[Block], out: TextIO) -> None:
@@ -52,12 +60,17 @@ def _print_facts(facts: Facts, console: Console) -> None:
 
 
 def _print_table(table: Table, console: Console) -> None:
+    widths = [max(cell_len(words(text)) for text in column) for column in zip(table.columns, *table.rows, strict=True)]
+    is_left = [name in table.left for name in table.columns]
+    least = sum(min(width, LEAST_TEXT) if left else width for width, left in zip(widths, is_left, strict=True))
+    if least + BESIDE * len(widths) + 1 > console.width:  # rich would cut numbers off
+        console.out("\n".join(lines_of_table(table)), highlight=False)
+        return
     if table.title:
         console.print(RichText(table.title, style="bold"))
     shown = RichTable(box=box.ROUNDED, border_style="dim", header_style="bold")
-    for name in table.columns:
-        is_left = name in table.left
-        shown.add_column(RichText(name), justify="left" if is_left else "right", overflow="fold", no_wrap=not is_left)
+    for name, left in zip(table.columns, is_left, strict=True):
+        shown.add_column(RichText(name), justify="left" if left else "right", overflow="fold", no_wrap=not left)
     for row in table.rows:
         shown.add_row(*map(_text, row))
     console.print(shown)

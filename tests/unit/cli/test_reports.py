@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import re
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from rich.console import Console
 
-from torch_dataloader_utils.cli.output import lines_of
+from torch_dataloader_utils.cli.plain_text import lines_of
 from torch_dataloader_utils.cli.report import Cell, Facts, Line, Table, plain, plural, size
+from torch_dataloader_utils.cli.styled import print_blocks
 
 
 @dataclass(frozen=True)
@@ -53,3 +57,17 @@ def test_sizes_have_units(number, text):
 
 def test_nouns_follow_their_numbers():
     assert (plural(1, "file"), plural(2_000, "file")) == ("1 file", "2,000 files")
+
+
+@pytest.mark.parametrize("columns", [20, 60, 80, 200])
+def test_no_number_is_cut_off_however_narrow_the_terminal_is(columns):
+    numbers = [f"{10**power + index:,}" for power in range(4, 10) for index in range(2)]
+    names = ["a_long_directory/of_many/part-00000.parquet", "b"]
+    rows = [[name, *numbers[index::2]] for index, name in enumerate(names)]
+    table = Table(["file", *"abcdef"], rows, "Files", frozenset({"file"}), note="2 files")
+    out = io.StringIO()
+    print_blocks([table], Console(file=out, width=columns, color_system=None))
+    printed = out.getvalue()
+    assert sorted(re.findall(r"[\d,]+,\d{3}\b", printed)) == sorted(numbers)
+    assert all(text in printed for text in ("Files", "2 files"))
+    assert ("╭" in printed) == (columns == 200)
