@@ -206,6 +206,8 @@ class TestText:
         assert found.files_match
         assert "bytes of uncompressed text" in " ".join(found.notes)
         assert 0 < found.total.done + found.total.under_way < found.total.rows
+        [rank] = found.ranks
+        assert rank.rows == found.total.done + found.total.under_way > 48
         list(loader)
         done = audit(loader.state_dict(), text).total
         assert (done.left, done.under_way) == (0, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -447,10 +448,46 @@ def test_the_state_of_a_mixture_is_counted_and_has_no_rows_of_steps(tdu, tmp_pat
     loader, _ = MixedDataset.create_dataloader(sources, weights={"web": 0.5, "books": 0.5}, batch_size=4, num_workers=0)
     next(iter(loader))
     (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
-    assert tdu("verify", tmp_path / "state.json").code == 0
+    found = tdu("verify", tmp_path / "state.json")
+    assert (found.code, "those of later epochs are left" in found.out) == (0, True)
     assert "the states are of a mixture" in tdu.fails("verify", tmp_path / "state.json", tmp_path / "data")
     for question in (["rows", tmp_path / "state.json", "0"], ["step", tmp_path / "state.json", "part-0.parquet", "0"]):
         assert "of a mixture of the sources web, books" in tdu.fails(*question)
+
+
+def test_text_whose_rows_are_not_counted_is_told_in_bytes(tdu, made, tmp_path):
+    text = "x\n" + "".join(f"{number}\n" for number in range(100))
+    (tmp_path / "a.csv").write_text(text)
+    loader, _ = StructuredDataset.create_dataloader(str(tmp_path / "a.csv"), format="csv", batch_size=8, num_workers=0)
+    next(iter(loader))
+    (tmp_path / "text.json").write_text(json.dumps(loader.state_dict()))
+    out = tdu("verify", tmp_path / "text.json").out
+    assert re.search(r"rank +batches +bytes\n +0 +1 +292\n", out)
+    assert re.search(r"file +bytes +done .*\n +a.csv +292 ", out)
+    loader, _ = StructuredDataset.create_dataloader(str(made / "data"), batch_size=8, num_workers=0)
+    next(iter(loader))
+    (tmp_path / "rows.json").write_text(json.dumps(loader.state_dict()))
+    found = tdu("diff", tmp_path / "rows.json", tmp_path / "text.json", "--json")
+    assert "292 bytes" in {file["how"] for file in found.value["files"] if file["path"] == "a.csv"}
+    assert {"name": "delivered", "first": "8 rows", "second": "292 bytes"} in found.value["progress"]
+
+
+def test_the_files_of_a_mixture_and_of_a_dataset_are_not_compared(tdu, made, tmp_path):
+    loader, _ = StructuredDataset.create_dataloader(str(made / "data"), batch_size=8, num_workers=0)
+    next(iter(loader))
+    (tmp_path / "rows.json").write_text(json.dumps(loader.state_dict()))
+    write_files(tmp_path / "data")
+    sources = {name: Source(tmp_path / "data") for name in ("web", "books")}
+    loader, _ = MixedDataset.create_dataloader(
+        sources, weights=dict.fromkeys(sources, 1.0), batch_size=4, num_workers=0
+    )
+    (tmp_path / "mixed.json").write_text(json.dumps(loader.state_dict()))
+    for given in (("rows.json", "mixed.json"), ("mixed.json", "rows.json")):
+        found = tdu("diff", *(tmp_path / name for name in given), "--json")
+        assert (found.code, found.value["files"]) == (1, [])
+        assert found.value["notes"] == [
+            "one state is of a mixture and the other of a single dataset: files are not compared"
+        ]
 
 
 def test_damaged_and_foreign_files_are_named(tdu, tmp_path):

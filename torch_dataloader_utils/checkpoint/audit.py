@@ -93,7 +93,8 @@ class RankAudit:
         rank: The rank.
         batches: Batches of the epoch that were delivered, those before an elastic load included.
         rows: Rows that it delivered since the epoch began, or since an elastic load. With a filter, the finished shards
-            among them count all rows. With a transform, they count the rows that it was made of.
+            among them count all rows. With a transform, they count the rows that it was made of. Where the audit's unit
+            is bytes, all bytes of the shards that it has begun.
     """
 
     rank: int
@@ -158,10 +159,10 @@ class Today:
     has_rows: bool = True
 
 
-def unit_of(state: SavedState) -> str:
-    """Return what a state counts: rows or bytes."""
-    digest = str(state.settings["format_options"])
-    is_bytes = state.settings["format"] in TEXT_FORMATS and not digest.endswith(COUNTED)
+def unit_of(settings: Mapping[str, Any]) -> str:
+    """Return what a state with these settings counts: rows or bytes."""
+    digest = str(settings["format_options"])
+    is_bytes = settings["format"] in TEXT_FORMATS and not digest.endswith(COUNTED)
     return "bytes" if is_bytes else "rows"
 
 
@@ -229,7 +230,7 @@ class _Auditing:
         others = [(path, end) for path, end in sorted(ends_in(states).items()) if path not in names]
         self._axis = Axis(Layout([*known, *others]))
         self._paths = ("",) if layout is None else self._axis.paths
-        self._unit = unit_of(self._saved)
+        self._unit = unit_of(self._saved.settings)
         self._is_complete = {state.rank for state in states} == set(range(self._saved.num_ranks))
         baselines = [state.baseline for state in states if state.baseline is not None]
         self._left_out = {path for baseline in baselines for path in baseline.left_out}
@@ -256,7 +257,7 @@ class _Auditing:
             epoch=saved.epoch,
             batches=max(state.batches_delivered for state in states),
             num_ranks=saved.num_ranks,
-            ranks=tuple(RankAudit(state.rank, state.batches_delivered, rows_recorded(state)) for state in states),
+            ranks=tuple(RankAudit(state.rank, state.batches_delivered, self._recorded(state)) for state in states),
             unit=self._unit,
             root=saved.root,
             total=Counts(**{name: int(column.sum()) for name, column in columns.items()}),
@@ -268,6 +269,9 @@ class _Auditing:
             problems=tuple(_problems(self._states)),
             notes=tuple(self._notes()),
         )
+
+    def _recorded(self, state: SavedState) -> int:
+        return rows_recorded(state, in_bytes=self._unit == "bytes")
 
     def _without_delivered(self, excluded: EpochExclusions, *, is_exact: bool) -> EpochExclusions:
         """Return what is excluded without the rows that were delivered in this epoch before they were excluded in it.
@@ -384,12 +388,7 @@ class _Auditing:
             yield "rows are counted as the files have them, before the filter"
             if self._today is None or self._today.selection is None:
                 yield "rows of row groups that the filter rules out count as left"
-        if saved.settings["unit"] != "rows" and not saved.is_open_ended:
-            yield f"the numbers are those of {saved.settings['unit']}, which were counted, and not of rows of the files"
-        elif saved.settings["unit"] != "rows":
-            yield f"rows are counted as the files have them, and not the {saved.settings['unit']} that were delivered"
-        if self._unit == "bytes":
-            yield "the rows of text are not counted: the numbers are bytes of uncompressed text"
+        yield from self._notes_of_units()
         listed = {path for path, _ in self._layout or Layout()}
         yield from self._notes_of_exclusions()
         lost = sorted(self._left_out - listed)
@@ -398,6 +397,17 @@ class _Auditing:
         touched = [] if self._today is None else touched_in(saved, self._today.manifest)
         if touched:
             yield f"files have a new modification time; their size and footer are the same: {shorten(touched)}"
+
+    def _notes_of_units(self) -> Iterator[str]:
+        saved = self._saved
+        if saved.settings["unit"] != "rows" and not saved.is_open_ended:
+            yield f"the numbers are those of {saved.settings['unit']}, which were counted, and not of rows of the files"
+        elif saved.settings["unit"] != "rows":
+            yield f"rows are counted as the files have them, and not the {saved.settings['unit']} that were delivered"
+        if self._unit == "bytes":
+            yield "the rows of text are not counted: the numbers are bytes of uncompressed text, of shards as a whole"
+        if saved.mixture is not None:
+            yield "of a mixture, all rows of each pass that the epoch reaches count: those of later epochs are left"
 
     def _notes_of_exclusions(self) -> Iterator[str]:
         if self._exclusions and self._layout is None:

@@ -338,8 +338,15 @@ def _overlapping(windows: Iterable[tuple[int, int]]) -> tuple[Windows, Windows]:
     return tuple(once), tuple(more)
 
 
-def rows_recorded(state: SavedState) -> int:
-    """Return the number of rows that a rank's own progress records."""
+def rows_recorded(state: SavedState, *, in_bytes: bool = False) -> int:
+    """Return the number of rows that a rank's own progress records.
+
+    In bytes, where the rows of text are not counted: all of each shard that it has begun.
+    """
     by_number = sum(state.completed_rows[1::2]) - sum(state.completed_rows[::2])
     by_path = sum(split.row_length for shard in state.completed for split in shard.splits)
-    return by_number + by_path + sum(known_size_of(shard.windows) for shard in state.in_progress if not shard.repeats)
+    in_progress = [shard for shard in state.in_progress if shard.windows and not shard.repeats]
+    if not in_bytes:
+        return by_number + by_path + sum(known_size_of(shard.windows) for shard in in_progress)
+    by_number += sum(sum(shard.rows[1::2]) - sum(shard.rows[::2]) for shard in in_progress)
+    return by_number + by_path + sum(split.row_length for shard in in_progress for split in shard.splits)

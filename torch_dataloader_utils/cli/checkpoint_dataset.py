@@ -139,8 +139,8 @@ def _parameters(saved: SavedState, arguments: argparse.Namespace) -> dict[str, A
     settings = saved.settings
     if saved.mixture is not None:
         sources = ", ".join(source.name for source in saved.mixture.sources)
-        msg = f"{arguments.checkpoint} is of a mixture of the sources {sources}: which rows a step of a mixture has is "
-        raise ValueError(msg + "not known; tdu verify and tdu diff read it")
+        msg = f"{arguments.checkpoint} is of a mixture of the sources {sources}: ask in Python, with dataset.rows_at "
+        raise ValueError(f"{msg}or dataset.step_of; tdu verify and tdu diff read it")
     if settings["snapshot_id"] is not None:
         msg = f"{arguments.checkpoint} is of an Iceberg table, which needs a catalog: ask in Python, with "
         raise ValueError(f"{msg}IcebergDataset.create_dataloader(..., snapshot_id={settings['snapshot_id']})")

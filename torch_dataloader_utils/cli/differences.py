@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from torch_dataloader_utils.checkpoint.audit import Audit, audit_states
+from torch_dataloader_utils.checkpoint.audit import Audit, audit_states, unit_of
 from torch_dataloader_utils.checkpoint.compare import weights_of
 from torch_dataloader_utils.checkpoint.file_changes import how_changed
 from torch_dataloader_utils.checkpoint.parse.states import parse_states
@@ -139,8 +139,10 @@ def _of_states(before: Sequence[SavedState], after: Sequence[SavedState]) -> Dif
     if first.mixture is not None and second.mixture is not None:
         settings += _settings_of_mixtures(first.mixture, second.mixture)
         files, notes = _files_of_mixtures(first.mixture, second.mixture)
-    else:
+    elif first.mixture is None and second.mixture is None:
         files, notes = _files(first, second, "the files")
+    else:
+        files, notes = [], ["one state is of a mixture and the other of a single dataset: files are not compared"]
     return Differences("states", tuple(settings), tuple(files), tuple(_progress(before, after)), tuple(notes))
 
 
@@ -149,7 +151,7 @@ def _files(
 ) -> tuple[list[FileChange], list[str]]:
     """Return the files that differ, and what could not be compared."""
     if first.files is not None and second.files is not None:
-        return list(_files_of_states(first.files, second.files)), []
+        return list(_files_of_states(first, second)), []
     if first.fingerprint == second.fingerprint:
         return [], []
     return [], [f"{named} differ (fingerprints); which ones is not known: states list at most 10,000 files"]
@@ -226,11 +228,16 @@ def _settings(first: SavedState, second: SavedState) -> Iterator[Change]:
             yield Change(name, one, other)
 
 
-def _files_of_states(first: Sequence[SavedFile], second: Sequence[SavedFile]) -> Iterator[FileChange]:
-    before, after = ({file.path: file for file in files} for files in (first, second))
+def _files_of_states(first: SavedState | SavedSource, second: SavedState | SavedSource) -> Iterator[FileChange]:
+    before, after = ({file.path: _counted(file, saved) for file in saved.files or ()} for saved in (first, second))
     both = before.keys() & after.keys()
     changed = {path: how for path in both if (how := how_changed(before[path], after[path]))}
     return _file_changes(before, after, changed)
+
+
+def _counted(file: SavedFile, saved: SavedState | SavedSource) -> SavedFile:
+    """Return a file of a state without a number of rows if that is a number of bytes."""
+    return file if unit_of(saved.settings) == "rows" else replace(file, rows=None)
 
 
 def _file_changes(
@@ -257,7 +264,7 @@ def _progress(before: Sequence[SavedState], after: Sequence[SavedState]) -> Iter
     pairs = {
         "epoch": (first.epoch, second.epoch),
         "step": (first.batches, second.batches),
-        f"{second.unit} delivered": (_delivered(first), _delivered(second)),
+        **_delivered(first, second),
         "ranks whose states are there": ([rank.rank for rank in first.ranks], [rank.rank for rank in second.ranks]),
     }
     batches = [{rank.rank: rank.batches for rank in found.ranks} for found in (first, second)]
@@ -269,8 +276,12 @@ def _progress(before: Sequence[SavedState], after: Sequence[SavedState]) -> Iter
             yield Change(name, one, other)
 
 
-def _delivered(found: Audit) -> int:
-    return found.total.done + found.total.under_way
+def _delivered(first: Audit, second: Audit) -> dict[str, tuple[int | str, int | str]]:
+    """Return what is delivered, by what is counted: text whose rows are not counted has bytes."""
+    one, other = (found.total.done + found.total.under_way for found in (first, second))
+    if first.unit == second.unit:
+        return {f"{first.unit} delivered": (one, other)}
+    return {"delivered": (f"{one:,} {first.unit}", f"{other:,} {second.unit}")}
 
 
 def in_words(change: Change) -> tuple[str, str]:

@@ -92,7 +92,7 @@ def _described(saved: SavedState, path: Any, storage_options: Mapping[str, Any] 
     request = Request(None, None, _keeps_nulls, timeout_sec, None)
     files = PathSet(parse_paths(path), file_format, storage_options, None, None)
     manifest = files.describe(request)
-    return Today(manifest, has_rows=manifest.counts_rows == (unit_of(saved) == "rows"))
+    return Today(manifest, has_rows=manifest.counts_rows == (unit_of(saved.settings) == "rows"))
 
 
 def _keeps_nulls(_: Any) -> bool:

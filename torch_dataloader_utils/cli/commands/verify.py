@@ -95,7 +95,7 @@ def _files(found: Audit) -> list[Block]:
     rows.append(["all files", *(_number(name, getattr(found.total, name)) for name in shown), ""])
     left = len(found.files) - len(listed)
     note = f"and {plural(left, 'file')} more, without a finding: --json has all" if left else ""
-    columns = ["file", *(name.replace("_", " ") for name in shown), "today"]
+    columns = ["file", *(found.unit if name == "rows" else name.replace("_", " ") for name in shown), "today"]
     return [Table(columns, rows, "Files", left=frozenset({"file", "today"}), note=note)]
 
 
