@@ -25,8 +25,8 @@ class Event:
         step: Number of the batch, from 0 in the epoch, that is delivered next, or with which the event came. Of
             ``"epoch_done"``, the number of all batches.
         worker: The worker that it was about; None for the training process.
-        rows: Of ``"shard_done"``, the shard's rows that this rank delivers, or None where only reading tells. Of
-            ``"epoch_done"``, the rows that the iterator delivered.
+        rows: Of ``"shard_done"``, the shard's rows that this iterator delivers, which are those that were left after a
+            resume within it; None where only reading tells. Of ``"epoch_done"``, the rows that the iterator delivered.
         seconds: Of ``"stall"``, how long the loop waited. Of ``"retry"``, the time since the first attempt. Of
             ``"epoch_done"``, the time since the iterator was made.
         paths: Of ``"shard_done"``, the files of its rows. Of ``"retry"``, what was to be read, as messages name it.

@@ -108,7 +108,8 @@ class Ledger:
             raise LedgerUnknownError(f"step={step}: {self.segments.why_unknown(segments[0])}")
         num_ranks = segment.topology.num_ranks
         if rank >= num_ranks:
-            raise ValueError(f"rank={rank}: there are {num_ranks} ranks, from 0, at step {step} of epoch {fresh.epoch}")
+            there_are = "there is 1 rank" if num_ranks == 1 else f"there are {num_ranks} ranks"
+            raise ValueError(f"rank={rank}: {there_are}, from 0, at step {step} of epoch {fresh.epoch}")
         self._require_known_rows()
         ledger = self.segments.ledger(segment)
         if not ledger.knows(rank):
