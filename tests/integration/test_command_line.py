@@ -469,7 +469,8 @@ def test_text_whose_rows_are_not_counted_is_told_in_bytes(tdu, made, tmp_path):
     (tmp_path / "rows.json").write_text(json.dumps(loader.state_dict()))
     found = tdu("diff", tmp_path / "rows.json", tmp_path / "text.json", "--json")
     assert "292 bytes" in {file["how"] for file in found.value["files"] if file["path"] == "a.csv"}
-    assert {"name": "delivered", "first": "8 rows", "second": "292 bytes"} in found.value["progress"]
+    assert {"name": "rows delivered", "first": 8, "second": None} in found.value["progress"]
+    assert {"name": "bytes delivered", "first": None, "second": 292} in found.value["progress"]
 
 
 def test_the_files_of_a_mixture_and_of_a_dataset_are_not_compared(tdu, made, tmp_path):

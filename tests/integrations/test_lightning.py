@@ -631,22 +631,34 @@ from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils.integrations.lightning import ResumableLoader
 
 class Model(lightning.LightningModule):
-    def __init__(self, make):
+    def __init__(self, make, begins_in):
         super().__init__()
-        self.layer, self.make, self.trained = torch.nn.Linear(1, 1), make, []
+        self.layer, self.make, self.begins_in, self.trained = torch.nn.Linear(1, 1), make, begins_in, []
 
     def train_dataloader(self):
         return self.make()
 
-    def training_step(self, batch, number):
-        self.trained.append(batch["row"].tolist())
+    def on_train_start(self):
+        for loader in self.trainer.fit_loop._combined_loader.flattened:
+            if isinstance(loader, ResumableLoader):
+                loader.set_epoch(self.current_epoch)  # it need not be called, and may be
+
+    def on_train_epoch_start(self):
+        if self.begins_in:
+            self.trainer.save_checkpoint(f"{self.begins_in}/begin={self.current_epoch}.ckpt")
+
+    def training_step(self, batches, number):
+        batches = batches if isinstance(batches, list) else [batches]
+        self.trained.append([batch["row"].tolist() for batch in batches])
         return self.layer(torch.ones(1, 1)).mean()
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
-def resumable():
-    loader, _ = StructuredDataset.create_dataloader("data", batch_size=24, row_id_column="row", num_workers=0)
+def resumable(size=24, seed=0):
+    loader, _ = StructuredDataset.create_dataloader(
+        "data", batch_size=size, shuffle=True, shuffle_seed=seed, row_id_column="row", num_workers=0
+    )
     return ResumableLoader(loader)
 
 def plain():
@@ -655,29 +667,51 @@ def plain():
 def unreachable():
     raise ConnectionError("the storage does not answer")
 
-def fit(make, *callbacks, checkpoint=None):
-    model = Model(make)
+def fit(make, *callbacks, checkpoint=None, begins_in=None):
+    model = Model(make, begins_in)
     lightning.Trainer(
-        max_epochs=2, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+        max_epochs=3, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
         callbacks=list(callbacks), enable_checkpointing=bool(callbacks),
     ).fit(model, ckpt_path=checkpoint, weights_only=False)
     return model.trained
 
 def saves(directory):
-    return ModelCheckpoint(directory, "{step}", every_n_train_steps=1, save_top_k=-1)
+    ends = ModelCheckpoint(directory, "end={epoch}", save_top_k=-1, auto_insert_metric_name=False)
+    steps = ModelCheckpoint(
+        directory, "step={step}", every_n_train_steps=1, save_top_k=-1, auto_insert_metric_name=False
+    )
+    return ends, steps
 
-refused = "after 3 batches of an epoch, and does not say which rows they had"
-fit(plain, saves("plain"))
-with pytest.raises(ValueError, match=refused):
-    fit(resumable, checkpoint="plain/step=3.ckpt")
-assert len(fit(resumable, checkpoint="plain/step=8.ckpt")) == 8, "the epoch after one that had ended is whole"
+def refused(expected, make, *callbacks, checkpoint):
+    with pytest.raises(ValueError, match=expected):
+        fit(make, *callbacks, checkpoint=checkpoint)
 
-whole = fit(resumable, saves("own"))
+stateless, again = "after batch 3 of it, and does not say which rows", "a training that could not be resumed: "
+fit(plain, *saves("plain"), begins_in="plain")
+refused(stateless, resumable, checkpoint="plain/step=3.ckpt")
+for path in ("step=8", "begin=1", "end=0"):
+    for size, batches in ((24, 16), (16, 24)):
+        assert len(fit(lambda: resumable(size), checkpoint=f"plain/{path}.ckpt")) == batches, (path, size)
+
+whole = fit(resumable, *saves("own"), begins_in="own")
 with pytest.raises(ConnectionError):
     fit(unreachable, OnExceptionCheckpoint("failed"), checkpoint="own/step=3.ckpt")
-with pytest.raises(ValueError, match=refused):
-    fit(resumable, checkpoint="failed/on_exception.ckpt")
-assert fit(resumable, checkpoint="own/step=3.ckpt") == whole[3:]
+refused(stateless, resumable, OnExceptionCheckpoint("first"), checkpoint="failed/on_exception.ckpt")
+refused(again + ".*" + stateless, resumable, OnExceptionCheckpoint("second"), checkpoint="first/on_exception.ckpt")
+refused(again, resumable, checkpoint="second/on_exception.ckpt")
+other = lambda: resumable(seed=7)
+refused("another plan", other, OnExceptionCheckpoint("mismatch"), checkpoint="own/step=3.ckpt")
+refused(again + ".*another plan", other, checkpoint="mismatch/on_exception.ckpt")
+with pytest.raises(ConnectionError):
+    fit(unreachable, OnExceptionCheckpoint("begun"), checkpoint="own/begin=1.ckpt")
+for path, trained in (("own/step=3", 3), ("own/begin=1", 8), ("begun/on_exception", 8), ("own/end=1", 16)):
+    assert fit(resumable, checkpoint=f"{path}.ckpt") == whole[trained:], path
+
+both = lambda: [resumable(), resumable(seed=1)]
+whole = fit(both, *saves("both"), begins_in="both")
+assert fit(both, *saves("later"), checkpoint="both/begin=1.ckpt") == whole[8:]
+for epoch in (1, 2):
+    assert fit(both, checkpoint=f"later/end={epoch}.ckpt") == whole[8 * (epoch + 1):], epoch
 """
 
 

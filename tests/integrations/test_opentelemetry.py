@@ -90,6 +90,20 @@ def test_further_calls_add_loaders_or_put_one_in_the_place_of_another(tmp_path, 
         observe(*given, train="loader")
 
 
+def test_loaders_of_a_provider_that_becomes_the_global_one_stay(tmp_path, reader, monkeypatch):
+    rows = write_dataset(tmp_path / "data")
+    reader, provider = reader
+    loaders = [open_loader(tmp_path / "data")[0] for _ in range(3)]
+    observe(provider, first=loaders[0])
+    monkeypatch.setattr(opentelemetry, "get_meter_provider", lambda: provider)
+    observe(second=loaders[1])
+    observe(provider, third=loaders[2])
+    for loader in loaders:
+        list(loader)
+    delivered = collected(reader)["tdu.rows_delivered"]
+    assert [points(delivered, loader=name) for name in ("first", "second", "third")] == [[rows]] * 3
+
+
 def test_another_provider_has_its_own_loaders(tmp_path, reader):
     rows = write_dataset(tmp_path / "data")
     reader, provider = reader

@@ -94,7 +94,7 @@ class RankAudit:
         batches: Batches of the epoch that were delivered, those before an elastic load included.
         rows: Rows that it delivered since the epoch began, or since an elastic load. With a filter, the finished shards
             among them count all rows. With a transform, they count the rows that it was made of. Where the audit's unit
-            is bytes, all bytes of the shards that it has begun.
+            is bytes, all bytes of the shards that it has begun, also of one that others had begun before the load.
     """
 
     rank: int
@@ -406,8 +406,9 @@ class _Auditing:
             yield f"rows are counted as the files have them, and not the {saved.settings['unit']} that were delivered"
         if self._unit == "bytes":
             yield "the rows of text are not counted: the numbers are bytes of uncompressed text, of shards as a whole"
+            yield "of compressed text, they are the most bytes that the files can hold"
         if saved.mixture is not None:
-            yield "of a mixture, all rows of each pass that the epoch reaches count: those of later epochs are left"
+            yield "all rows of each pass that a mixture's epoch reaches are counted; those of later epochs are left"
 
     def _notes_of_exclusions(self) -> Iterator[str]:
         if self._exclusions and self._layout is None:

@@ -261,7 +261,7 @@ def _rows(file: Any) -> str:
 
 def _progress(before: Sequence[SavedState], after: Sequence[SavedState]) -> Iterator[Change]:
     first, second = audit_states(before), audit_states(after)
-    pairs = {
+    pairs: dict[str, tuple[Any, Any]] = {
         "epoch": (first.epoch, second.epoch),
         "step": (first.batches, second.batches),
         **_delivered(first, second),
@@ -276,12 +276,12 @@ def _progress(before: Sequence[SavedState], after: Sequence[SavedState]) -> Iter
             yield Change(name, one, other)
 
 
-def _delivered(first: Audit, second: Audit) -> dict[str, tuple[int | str, int | str]]:
+def _delivered(first: Audit, second: Audit) -> dict[str, tuple[int | None, int | None]]:
     """Return what is delivered, by what is counted: text whose rows are not counted has bytes."""
     one, other = (found.total.done + found.total.under_way for found in (first, second))
     if first.unit == second.unit:
         return {f"{first.unit} delivered": (one, other)}
-    return {"delivered": (f"{one:,} {first.unit}", f"{other:,} {second.unit}")}
+    return {f"{first.unit} delivered": (one, None), f"{second.unit} delivered": (None, other)}
 
 
 def in_words(change: Change) -> tuple[str, str]:

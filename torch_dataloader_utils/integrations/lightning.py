@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from lightning import Trainer
+from lightning.fabric.utilities.data import _set_sampler_epoch
 from lightning.fabric.utilities.types import _Stateful
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
@@ -60,6 +61,7 @@ class ResumableLoader:
         self._requests = loader.skip_requests  # when Lightning was told the length of the epoch
         self._finished: int | None = None
         self._was_loaded = False
+        self._refused: str | None = None  # why the training could not be resumed
 
     @property
     def dataset(self) -> StructuredDataset:
@@ -97,9 +99,10 @@ class ResumableLoader:
         """
         fit_loop, self._pass_length = _calling_fit_loop(), None
         was_late = fit_loop is not None and _load_late(fit_loop)
-        if fit_loop is not None and fit_loop.is_resuming:
-            _load_ended(fit_loop)
-            self._require_state(fit_loop)
+        resumed = fit_loop if fit_loop is not None and fit_loop.is_resuming and _is_lightnings_call() else None
+        if resumed is not None:
+            _load_ended(resumed)
+            self._require_state(resumed)
         begins = epoch not in (self.dataset.epoch, self._finished)
         if begins and self.loader.leaves_restored:
             warn_of_unrestored_steps(self.dataset.epoch, "Lightning")
@@ -108,11 +111,11 @@ class ResumableLoader:
             self.loader.set_epoch(epoch)
         if fit_loop is None:
             return
-        if fit_loop.is_resuming:
-            _mark_saved(fit_loop.trainer)
-            if self._was_loaded and fit_loop.restarting:
-                _leave_ended_epoch(fit_loop)
-        self._was_loaded = False
+        if resumed is not None:
+            _mark_saved(resumed.trainer)
+            _leave_ended_epoch(resumed)
+        if resumed is not None or not fit_loop.is_resuming:
+            self._was_loaded, self._refused = False, None
         if was_late or (begins and (fit_loop.is_resuming or epoch == 0)):
             iter(fit_loop._data_fetcher)  # noqa: SLF001 - Lightning does so only in later epochs
         self._requests = self.loader.skip_requests
@@ -127,15 +130,18 @@ class ResumableLoader:
         done = batches.current.processed
         if self._was_loaded or not fit_loop.restarted_mid_epoch or not done or batches.is_last_batch:
             return
-        msg = (
-            f"the checkpoint was saved after {done} batches of an epoch, and does not say which rows they had: it was "
+        msg = f"the checkpoint was saved within an epoch, after batch {done} of it, and does not say which rows its "
+        msg += "batches had: it was saved without ResumableLoader, or by a training that failed before its loader was "
+        msg += (
+            "made; continue from another checkpoint, or load only the model's weights and call fit() without ckpt_path"
         )
-        msg += "saved without ResumableLoader, or by a training that failed before its loader was made; continue from "
-        msg += "another checkpoint, or load only the model's weights from it and call fit() without ckpt_path"
+        self._refused = msg
         raise ValueError(msg)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of all ranks. All ranks call it together, as Lightning does for each checkpoint."""
+        if self._refused is not None:
+            return {"refused": self._refused}
         with nullcontext() if self._batches is None else self._batches.trained():
             return {"ranks": gather_states(self.loader)}
 
@@ -143,13 +149,25 @@ class ResumableLoader:
         """Load the states of all ranks. All ranks call it together, as Lightning does.
 
         Raises:
-            ValueError: If it was saved without this class.
+            CheckpointMismatchError: If they belong to another plan.
+            RankMismatchError: If they do not fit together.
+            ValueError: If it was saved without this class, or by a training that could not be resumed: that has
+                Lightning's counts, and none of this loader's.
         """
+        try:
+            self._load(state_dict)
+        except ValueError as error:
+            self._refused = str(error)  # a checkpoint of this failure may follow
+            raise
+
+    def _load(self, state_dict: dict[str, Any]) -> None:
+        if "refused" in state_dict:
+            raise ValueError(f"the checkpoint is of a training that could not be resumed: {state_dict['refused']}")
         if "ranks" not in state_dict:
             msg = "the checkpoint holds the state of rank 0's loader alone, which counts batches that were fetched "
             raise ValueError(msg + "ahead as delivered: it was saved without ResumableLoader, and cannot be continued")
         load_gathered(self.loader, state_dict["ranks"])
-        self._batches = self._pass_length = None
+        self._batches = self._pass_length = self._refused = None
         self._was_loaded = True
         self._finished = self.dataset.epoch if self.dataset.is_finished else None
 
@@ -314,7 +332,7 @@ def _load_ended(fit_loop: _FitLoop) -> None:
     for loader, state in zip(stateful, states, strict=False) if len(stateful) == len(states) else ():
         if isinstance(loader, ResumableLoader) and "ranks" in state:
             try:
-                loader.load_state_dict(state)
+                loader._load(state)  # noqa: SLF001 - of this module
             except (CheckpointMismatchError, RankMismatchError) as error:
                 why = str(error).partition("What to do")[0].strip()
                 msg = "an epoch that had ended was not of this data, so the next one begins whole, also with the rows "
@@ -329,9 +347,11 @@ def _leave_ended_epoch(fit_loop: _FitLoop) -> None:
     checkpoint of that one begins it anew. Where an epoch has another length, or it does not know it, it goes on to
     count the batches of the one before. So it does after a checkpoint of an epoch's start.
     """
+    if not fit_loop.restarting:
+        return
     epoch_loop = fit_loop.epoch_loop
     if fit_loop.restarted_on_epoch_start:
-        epoch_loop.restarting = False
+        _Loop.restarting.fset(fit_loop, False)  # noqa: FBT003 - and those of the loops within it
         fit_loop.epoch_progress.current.ready += 1  # it takes it back, and counts the epoch as ready in total alone
     elif fit_loop.restarted_on_epoch_end and fit_loop._iteration_based_training():  # noqa: SLF001
         _Loop.restarting.fset(fit_loop, False)  # noqa: FBT003 - the loop's own says True
@@ -351,6 +371,11 @@ def _leave_ended_epoch(fit_loop: _FitLoop) -> None:
 def _calling_fit_loop() -> _FitLoop | None:
     """Return the loop that trains with the loader; None where a loop within it validates."""
     return None if _caller(_EvaluationLoop) else _caller(_FitLoop)
+
+
+def _is_lightnings_call() -> bool:
+    """Whether Lightning sets the epoch of a sampler, and not a hook of the user's."""
+    return any(frame.f_code is _set_sampler_epoch.__code__ for frame in _frames())
 
 
 def _mark_saved(trainer: Trainer) -> None:

@@ -35,11 +35,12 @@ def observe(meter_provider: MeterProvider | None = None, **loaders: Any) -> None
         ValueError: If there is none.
     """
     provider = meter_provider or get_meter_provider()
-    key = get_meter_provider if provider is get_meter_provider() else provider
-    if key in _observed:  # OpenTelemetry would ignore a second instrument of a name, and its loaders
-        _observed[key].add(loaders)
-        return
-    named = _observed[key] = Loaders(loaders)
+    keys = [provider, get_meter_provider] if provider is get_meter_provider() else [provider]
+    for key in keys:
+        if key in _observed:  # OpenTelemetry would ignore a second instrument of a name, and its loaders
+            _observed[key].add(loaders)
+            return
+    named = _observed[keys[-1]] = Loaders(loaders)
     meter = provider.get_meter("torch_dataloader_utils")
     for figure in FIGURES:
         read: Callable[[CallbackOptions], Iterable[Observation]] = partial(_observations, named, figure)

@@ -46,7 +46,7 @@ def _of_ranks(counts: Sequence[int]) -> str:
 def warn_of_unknown_lengths(reason: str) -> None:
     """Warn that ranks may have different numbers of batches, because the numbers of rows are not known."""
     text = f"the number of batches of each rank is not known ahead: {reason}"
-    _warn_of_waiting_ranks(text, "distributed.in_step or an adapter for its framework")
+    _warn_of_waiting_ranks(text, "distributed.in_step, an adapter for its framework")
 
 
 def _warn_of_waiting_ranks(text: str, remedy: str) -> None:
