@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
 from functools import cache
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -16,9 +14,6 @@ import pyarrow as pa
 CHOICE = "ARROW_DEFAULT_MEMORY_POOL"
 """The environment variable by which a user chooses an allocator for all of Arrow:
 https://arrow.apache.org/docs/cpp/env_vars.html."""
-
-ALIGNMENT = 64
-"""Where arrays begin that share a buffer, in bytes: as Arrow's own do (https://arrow.apache.org/docs/format/Columnar.html)."""
 
 
 @cache
@@ -42,21 +37,7 @@ def release_unused() -> None:
 
 def new_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Return an array in this memory: blocks of rows come and go, and other allocators give their pages back."""
-    return new_arrays([(shape, dtype)])[0]
-
-
-def new_arrays(wanted: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> list[npt.NDArray[Any]]:
-    """Return arrays of these shapes and types in this memory, which stays until the last one is gone.
-
-    All are in one buffer. pyarrow lets go of Python's lock to allocate one, and to get that back for each column takes
-    longer than to copy it, where a training loop runs.
-    """
-    sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in wanted]
-    starts = [0, *accumulate(size + -size % ALIGNMENT for size in sizes)]
-    if not starts[-1]:
-        return [np.empty(shape, dtype) for shape, dtype in wanted]
-    memory = np.frombuffer(pa.allocate_buffer(starts[-1], memory_pool=memory_pool()), np.uint8)
-    return [
-        memory[start : start + size].view(dtype).reshape(shape)
-        for (shape, dtype), start, size in zip(wanted, starts, sizes, strict=False)
-    ]
+    size = math.prod(shape) * dtype.itemsize
+    if not size:
+        return np.empty(shape, dtype)
+    return np.frombuffer(pa.allocate_buffer(size, memory_pool=memory_pool()), np.uint8).view(dtype).reshape(shape)

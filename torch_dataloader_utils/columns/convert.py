@@ -27,7 +27,7 @@ from torch_dataloader_utils.columns.arrow import (
     takeable,
     without_dictionary,
 )
-from torch_dataloader_utils.columns.arrow_memory import memory_pool, new_arrays
+from torch_dataloader_utils.columns.arrow_memory import memory_pool, new_array
 from torch_dataloader_utils.columns.column_plan import Form
 from torch_dataloader_utils.columns.dense import dense_array
 from torch_dataloader_utils.columns.options import Padded
@@ -276,42 +276,39 @@ def interleave(parts: Sequence[ColumnSlice], count: int) -> Columns:
     if isinstance(first, pa.Table):
         order = _interleaved_rows([part.stop - part.start for part in parts], count)
         return take_rows(takeable(pa.concat_tables(_rows(part.columns, part) for part in parts)), pa.array(order))
-    dense = [name for name, values in first.items() if isinstance(values, np.ndarray)] if count > 1 else []
-    streams = {name: [_rows(part.columns[name], part) for part in parts] for name in first}
-    interleaved = dict(zip(dense, _interleaved([streams[name] for name in dense], count), strict=True))
-    return {
-        name: interleaved[name] if name in interleaved else _interleave_column(name, streams[name], count)
-        for name in first
-    }
+    return {name: _interleave_column(name, parts, count) for name in first}
 
 
-def _interleave_column(name: str, streams: Sequence[Any], count: int) -> Any:
-    first = streams[0]
+def _interleave_column(name: str, parts: Sequence[ColumnSlice], count: int) -> Any:
+    first = parts[0].columns[name]
+    streams = [_rows(part.columns[name], part) for part in parts]
     if isinstance(first, LISTED):
         order = _interleaved_rows(list(map(len, streams)), count)
         return taken(joined_lists(name, streams), order)
     if count == 1:
         return concat(streams)
-    sized = [(values, len(values) // count) for values in streams]
-    return concat([values.slice(n * size, (n + 1) * size) for n in range(count) for values, size in sized])
+    if isinstance(first, Ragged):
+        sized = [(values, len(values) // count) for values in streams]
+        return concat([values.slice(n * size, (n + 1) * size) for n in range(count) for values, size in sized])
+    return _interleaved(streams, count)
 
 
-def _interleaved(columns: Sequence[Sequence[npt.NDArray[Any]]], count: int) -> list[npt.NDArray[Any]]:
-    """Return the rows of several arrays of each column interleaved: `count` times the next rows of each.
+def _interleaved(streams: Sequence[npt.NDArray[Any]], count: int) -> npt.NDArray[Any]:
+    """Return the rows of several arrays of one type interleaved: `count` times the next rows of each.
 
-    The next rows of an array are one item for NumPy, which lets go of Python's lock where it copies many items: to get
+    The next rows of an array are one item for NumPy, which releases Python's lock where it copies many items: to get
     the lock back after each copy takes longer, where a training loop runs.
     """
-    found = new_arrays([((sum(map(len, streams)), *streams[0].shape[1:]), streams[0].dtype) for streams in columns])
-    for streams, whole in zip(columns, found, strict=True):
-        rows = whole.reshape(-1).view(np.uint8).reshape(count, -1)
-        start = 0
-        for values in streams:
-            stop = start + values.nbytes // count
-            if start < stop:
-                item = np.dtype((np.void, stop - start))
-                rows[:, start:stop].view(item)[:, 0] = values.reshape(-1).view(item)
-            start = stop
+    first = streams[0]
+    found = new_array((sum(map(len, streams)), *first.shape[1:]), first.dtype)
+    rows = found.reshape(-1).view(np.uint8).reshape(count, -1)
+    start = 0
+    for values in streams:
+        stop = start + values.nbytes // count
+        if start < stop:
+            item = np.dtype((np.void, stop - start))
+            rows[:, start:stop].view(item)[:, 0] = np.ascontiguousarray(values).reshape(-1).view(item)
+        start = stop
     return found
 
 
@@ -319,7 +316,7 @@ def _interleaved_rows(lengths: Sequence[int], count: int) -> npt.NDArray[np.int6
     """Return the order of rows in which the batches of concatenated streams are interleaved."""
     starts = accumulate(lengths, initial=0)
     rows = [np.arange(start, start + length) for start, length in zip(starts, lengths, strict=False)]
-    return _interleaved([rows], count)[0]
+    return _interleaved(rows, count)
 
 
 def taken(values: Any, order: npt.NDArray[np.integer[Any]]) -> Any:

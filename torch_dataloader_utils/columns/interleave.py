@@ -6,7 +6,6 @@ nothing else of a source has to stay in memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -15,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from torch_dataloader_utils.columns.arrow import takeable
-from torch_dataloader_utils.columns.arrow_memory import new_arrays
+from torch_dataloader_utils.columns.arrow_memory import new_array
 from torch_dataloader_utils.columns.convert import Columns, ColumnSlice, copy_rows, join, taken
 from torch_dataloader_utils.columns.ragged import Ragged, concat
 from torch_dataloader_utils.columns.selection import take_rows
@@ -121,23 +120,29 @@ class Interleaved:
             self._others.setdefault(source, []).append(join([part]) if is_whole else copy_rows(part))
             return
         self._names = tuple(part.columns)
-        others = {name: values for name, values in part.columns.items() if not isinstance(values, np.ndarray)}
-        dense = {name: values for name, values in part.columns.items() if name not in others}
-        if not self._dense:
-            self._make_room(dense)
-        for place, rows in self._layout.places(source, first, part.stop - part.start):
-            own = slice(part.start + rows.start, part.start + rows.stop)
-            for name, values in dense.items():
-                put(self._by_step[name], place, values[own])
+        others = {}
+        places = [
+            (place, slice(part.start + rows.start, part.start + rows.stop))
+            for place, rows in self._layout.places(source, first, part.stop - part.start)
+        ]
+        by_step = self._by_step
+        for name, values in part.columns.items():
+            if isinstance(values, np.ndarray):
+                target = by_step.get(name)
+                if target is None:
+                    target = self._new_target(name, values)
+                for place, rows in places:
+                    put(target, place, values[rows])
+            else:
+                others[name] = values
         if others:
             part = replace(part, columns=others)
             self._others.setdefault(source, []).append(join([part]) if is_whole else copy_rows(part))
 
-    def _make_room(self, like: Mapping[str, Array]) -> None:
-        """Make the arrays that the rows of dense columns like these are written into."""
-        made = new_arrays([((self._layout.rows, *values.shape[1:]), values.dtype) for values in like.values()])
-        self._dense = dict(zip(like, made, strict=True))
-        self._by_step = {name: self._layout.by_step(rows) for name, rows in self._dense.items()}
+    def _new_target(self, name: str, like: Array) -> Array:
+        rows = self._dense[name] = new_array((self._layout.rows, *like.shape[1:]), like.dtype)
+        target = self._by_step[name] = self._layout.by_step(rows)
+        return target
 
     def columns(self) -> Columns:
         """Return the columns, once all rows are added. They keep nothing in memory of what was added."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -20,6 +21,7 @@ from torch_dataloader_utils.planning.plan import Plan, PlanOptions, Shard, Shard
 from torch_dataloader_utils.planning.planner import PLAN_ALGORITHMS, make_plan
 from torch_dataloader_utils.planning.shuffle import (
     delivery_order,
+    epoch_key,
     permutation,
     round_bounds,
     rows_of_splits,
@@ -451,6 +453,14 @@ def test_the_permutation_holds_every_row_once_and_is_the_same_on_every_call(rows
     assert order.dtype == np.int64
     assert sorted(order.tolist()) == list(range(rows))
     assert order.tolist() == permutation(rows, seed=seed, epoch=epoch, shard=SHARD).tolist()
+
+
+@given(st.integers(0, 300), st.integers(), st.integers(0, 2**70))
+def test_the_permutation_sorts_the_raw_bits_of_a_keyed_philox(rows, seed, epoch):
+    key = hashlib.blake2b(SHARD.content(), key=epoch_key("rows", seed, epoch), digest_size=16).digest()
+    bits = np.random.Philox(key=int.from_bytes(key, "little")).random_raw(rows)
+    order = permutation(rows, seed=seed, epoch=epoch, shard=SHARD)
+    assert order.tolist() == np.argsort(bits, kind="stable").tolist()
 
 
 def test_the_permutation_differs_by_seed_by_epoch_and_by_the_shard():
