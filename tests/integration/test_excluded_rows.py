@@ -28,6 +28,7 @@ from torch_dataloader_utils import (
     RankMismatchError,
     audit,
 )
+from torch_dataloader_utils.distributed import load_gathered
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
@@ -987,3 +988,32 @@ def test_what_a_grid_delivered_before_it_was_excluded_stays_known_after_a_strict
         sorted(delivered[1]),
         sorted(delivered[3]),
     ]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_grid_whose_ranks_passed_over_different_steps_is_loaded_again_by_planning_the_rest(path, ranks):
+    def grid(num_ranks: int) -> list[Any]:
+        options = {"virtual_ranks": 2, "virtual_workers": 1, "uneven_ranks": "drop", "global_batch_size": 8}
+        return [
+            open_loader(path, num_ranks=num_ranks, rank=rank, batch_size=None, **options)[0]
+            for rank in range(num_ranks)
+        ]
+
+    loaders = grid(2)
+    emptied = list(loaders[1].dataset.rows_at(3))
+    for loader in loaders:
+        loader.exclude(emptied)
+    seen = [row for loader in loaders for batch in itertools.islice(loader, 4) for row in rows_of(batch)]
+    states = [json.loads(json.dumps(loader.state_dict())) for loader in loaders]
+    assert [state["batches_delivered"] for state in states] == [4, 5]
+    resumed = grid(ranks)
+    for loader in resumed:
+        with pytest.raises(CheckpointMismatchError, match=r"(?s)rank 0 step 4, rank 1 step 5.*strict=False"):
+            loader.load_state_dict(states)
+        load_gathered(loader, states)
+    seen += [row for loader in resumed for batch in loader for row in rows_of(batch)]
+    assert len(set(seen)) == len(seen)
+    whole = {row for loader in grid(2) for batch in loader for row in rows_of(batch)}
+    lost = {FIRST[int(name.split("-")[1].split(".")[0])] + row for name, row in emptied}
+    assert set(seen) <= set(range(ROWS)) - lost
+    assert len(seen) == len(whole) - len(lost)

@@ -179,6 +179,7 @@ def require_possible_windows(shards: Iterable[PartialShard]) -> None:
 # The error ---------------------------------------------------------------------------------------------------------
 
 ADVICE = {
+    "batches_delivered": "load_state_dict(states, strict=False) with the states of all ranks: it plans the rest again",
     "rank": "load the state that this rank saved (distributed.own_state picks it from a gathered list)",
     "plan_algorithm": "finish the epoch with the release that saved the checkpoint",
     "split_strategy": "use the split strategy that the checkpoint was saved with: it has to return the same shards",
