@@ -294,22 +294,15 @@ def _interleave_column(name: str, parts: Sequence[ColumnSlice], count: int) -> A
 
 
 def _interleaved(streams: Sequence[npt.NDArray[Any]], count: int) -> npt.NDArray[Any]:
-    """Return the rows of several arrays of one type interleaved: `count` times the next rows of each.
-
-    The next rows of an array are one item for NumPy, which releases Python's lock where it copies many items: to get
-    the lock back after each copy takes longer, where a training loop runs.
-    """
-    first = streams[0]
-    found = new_array((sum(map(len, streams)), *first.shape[1:]), first.dtype)
-    rows = found.reshape(-1).view(np.uint8).reshape(count, -1)
+    """Return the rows of several arrays interleaved: `count` times the next rows of each."""
+    batches = [values.reshape(count, len(values) // count, *values.shape[1:]) for values in streams]
+    found = new_array((count, sum(each.shape[1] for each in batches), *batches[0].shape[2:]), batches[0].dtype)
     start = 0
-    for values in streams:
-        stop = start + values.nbytes // count
-        if start < stop:
-            item = np.dtype((np.void, stop - start))
-            rows[:, start:stop].view(item)[:, 0] = np.ascontiguousarray(values).reshape(-1).view(item)
+    for each in batches:
+        stop = start + each.shape[1]
+        found[:, start:stop] = each
         start = stop
-    return found
+    return found.reshape(count * start, *found.shape[2:])
 
 
 def _interleaved_rows(lengths: Sequence[int], count: int) -> npt.NDArray[np.int64]:

@@ -30,21 +30,6 @@ TIMES_FASTER = 2
 """How many times faster the sort by the highest bits has to be: of more values, other sorts gain on it."""
 
 
-class _Key(numpy.random.SeedSequence):
-    """The key of a generator, 16 bytes, as Philox takes it from a seed sequence.
-
-    Given a ``key``, Philox asks the system for random bytes all the same, and lets go of Python's lock for that.
-    """
-
-    def __init__(self, key: bytes) -> None:
-        super().__init__(0)
-        self._words = np.frombuffer(key, dtype="<u8").astype(np.uint64)
-
-    def generate_state(self, n_words: int, dtype: npt.DTypeLike = np.uint64) -> npt.NDArray[np.uint64]:  # noqa: ARG002
-        """Return the words."""
-        return self._words
-
-
 def round_bounds(shard: Shard, number: int) -> list[tuple[int, int]]:
     """Return for each split of a shard the rows that a round shuffles: start and stop within the split."""
     return [
@@ -76,7 +61,7 @@ def permutation(rows: int, *, seed: int, epoch: int, shard: Shard, number: int =
     """
     content = shard.content() + (f"\0round {number}".encode() if number else b"")
     key = hashlib.blake2b(content, key=epoch_key("rows", seed, epoch), digest_size=16).digest()
-    return stable_argsort(lambda: numpy.random.Philox(_Key(key)).random_raw(rows))
+    return stable_argsort(lambda: numpy.random.Philox(key=int.from_bytes(key, "little")).random_raw(rows))
 
 
 def delivery_order(shard_slice: ShardSlice, *, seed: int | None, epoch: int) -> npt.NDArray[np.intp]:

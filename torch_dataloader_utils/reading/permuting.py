@@ -74,7 +74,7 @@ class Permuter:
         names = whole.column_names
         starts = starts_of_groups(whole, self._bytes // (self._helpers + 1))
         groups = zip(starts, [*starts[1:], len(names)], strict=True)
-        whole = _divided(whole)
+        whole = pa.table(list(map(_divided, whole.columns)), names=names)
         left = deque((start, whole.select(range(start, stop))) for start, stop in groups)
         del whole
         permuted: dict[int, pa.Table] = {}
@@ -101,20 +101,16 @@ def _first(left: deque[T]) -> T | None:
         return None
 
 
-def _divided(table: pa.Table) -> pa.Table:
-    """Return a table whose columns of numbers have at least two chunks.
+def _divided(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return a column of numbers as at least two chunks.
 
     Arrow joins the chunks of a column right before it takes rows from it. So the processor has the column in its cache,
-    read in order, when its values are taken in random order. All columns are divided at once: Arrow lets go of Python's
-    lock for each slice.
+    read in order, when its values are taken in random order.
     """
-    half = len(table) // 2
-    divided = pa.concat_tables([table.slice(0, half), table.slice(half)])
-    columns = [
-        parts if whole.num_chunks == 1 and pa.types.is_primitive(whole.type) else whole
-        for whole, parts in zip(table.columns, divided.columns, strict=True)
-    ]
-    return pa.table(columns, names=table.column_names)
+    if column.num_chunks != 1 or not pa.types.is_primitive(column.type):
+        return column
+    chunk, half = column.chunk(0), len(column) // 2
+    return pa.chunked_array([chunk.slice(0, half), chunk.slice(half)], column.type)
 
 
 def starts_of_groups(table: pa.Table, most: int) -> list[int]:
