@@ -132,11 +132,9 @@ class ResumableLoader:
             return
         msg = f"the checkpoint was saved within an epoch, after batch {done} of it, and does not say which rows its "
         msg += "batches had: it was saved without ResumableLoader, or by a training that failed before its loader was "
-        msg += (
-            "made; continue from another checkpoint, or load only the model's weights and call fit() without ckpt_path"
-        )
-        self._refused = msg
-        raise ValueError(msg)
+        msg += "made; continue from another checkpoint, or load only the model's weights and call fit() without "
+        self._refused = f"{msg}ckpt_path"
+        raise ValueError(self._refused)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of all ranks. All ranks call it together, as Lightning does for each checkpoint."""
