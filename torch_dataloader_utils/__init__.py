@@ -32,7 +32,7 @@ from torch_dataloader_utils.errors import (
 from torch_dataloader_utils.gc_pause import count_new_as_old, without_gc
 
 if TYPE_CHECKING:
-    from torch_dataloader_utils.checkpoint.audit import Audit, FileAudit
+    from torch_dataloader_utils.checkpoint.audit_result import Audit, FileAudit
     from torch_dataloader_utils.checkpoint.run_segments import RunSegment as RunSegment
     from torch_dataloader_utils.columns.options import Codes, ColumnFormat, Packing, Padded
     from torch_dataloader_utils.columns.ragged import PackedBytes
@@ -105,14 +105,14 @@ __all__ = [
 ]
 
 _LAZY = {
-    "Audit": "checkpoint.audit",
+    "Audit": "checkpoint.audit_result",
     "CheckpointStore": "distributed.store",
     "Codes": "columns.options",
     "ColumnFormat": "columns.options",
     "DataFile": "planning.manifest",
     "DeltaDataset": "tables.delta",
     "Event": "loader.events",
-    "FileAudit": "checkpoint.audit",
+    "FileAudit": "checkpoint.audit_result",
     "Hook": "loader.events",
     "IcebergDataset": "tables.iceberg",
     "Manifest": "planning.manifest",

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from torch_dataloader_utils.checkpoint.audit import Audit, audit_states, unit_of
+from torch_dataloader_utils.checkpoint.audit import audit_states, unit_of
+from torch_dataloader_utils.checkpoint.audit_result import Audit
 from torch_dataloader_utils.checkpoint.compare import weights_of
 from torch_dataloader_utils.checkpoint.file_changes import how_changed
 from torch_dataloader_utils.checkpoint.parse.states import parse_states

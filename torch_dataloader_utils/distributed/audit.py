@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch_dataloader_utils.checkpoint.audit import COUNTED, Audit, Today, audit_states, manifest_of_passes, unit_of
+from torch_dataloader_utils.checkpoint.audit import COUNTED, Today, audit_states, manifest_of_passes, unit_of
+from torch_dataloader_utils.checkpoint.audit_result import Audit
 from torch_dataloader_utils.checkpoint.compare import TOPOLOGY, compare_settings
 from torch_dataloader_utils.checkpoint.file_changes import FileChanges
 from torch_dataloader_utils.checkpoint.parse.states import parse_states

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from support import edited, examples, manifest_of, manifests, plan_options
 
 from torch_dataloader_utils import RankMismatchError
-from torch_dataloader_utils.checkpoint.audit import Audit, Today, audit_states
+from torch_dataloader_utils.checkpoint.audit import Today, audit_states
+from torch_dataloader_utils.checkpoint.audit_result import Audit
 from torch_dataloader_utils.checkpoint.merge.states import merge_states
 from torch_dataloader_utils.checkpoint.parse.states import parse_states
 from torch_dataloader_utils.checkpoint.row_counts import Axis, Depth

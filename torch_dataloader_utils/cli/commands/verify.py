@@ -31,7 +31,7 @@ from torch_dataloader_utils.cli.report import (
 )
 
 if TYPE_CHECKING:
-    from torch_dataloader_utils.checkpoint.audit import Audit, FileAudit
+    from torch_dataloader_utils.checkpoint.audit_result import Audit, FileAudit
 
 MOST_FILES = 40
 """Files without a finding that the text shows; those with one are all shown."""
