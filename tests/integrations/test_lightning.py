@@ -689,9 +689,10 @@ def refused(expected, make, *callbacks, checkpoint):
 stateless, again = "after batch 3 of it, and does not say which rows", "a training that could not be resumed: "
 fit(plain, *saves("plain"), begins_in="plain")
 refused(stateless, resumable, checkpoint="plain/step=3.ckpt")
-for path in ("step=8", "begin=1", "end=0"):
-    for size, batches in ((24, 16), (16, 24)):
-        assert len(fit(lambda: resumable(size), checkpoint=f"plain/{path}.ckpt")) == batches, (path, size)
+for size in (24, 16):
+    whole = fit(lambda: resumable(size))
+    for path in ("step=8", "begin=1", "end=0"):
+        assert fit(lambda: resumable(size), checkpoint=f"plain/{path}.ckpt") == whole[len(whole) // 3:], (path, size)
 
 whole = fit(resumable, *saves("own"), begins_in="own")
 with pytest.raises(ConnectionError):
