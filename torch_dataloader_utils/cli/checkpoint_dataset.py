@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch_dataloader_utils.checkpoint.saved_state import SavedState
 from torch_dataloader_utils.cli.options import TIMEOUT_SEC, storage_options
 from torch_dataloader_utils.dataset.structured import StructuredDataset
 from torch_dataloader_utils.distributed.read_states import read_states
-from torch_dataloader_utils.errors import CheckpointMismatchError, LedgerUnknownError, UnevenRanksWarning, shown
+from torch_dataloader_utils.errors import CheckpointMismatchError, UnevenRanksWarning, shown
 from torch_dataloader_utils.loader.run_log import RunLogFiles
 from torch_dataloader_utils.planning.manifest import root_prefix
 
@@ -66,16 +65,6 @@ class CheckpointDataset:
         before = () if saved.baseline is None or saved.baseline.skipped is None else saved.baseline.skipped[1]
         steps = (*before, *(() if saved.skips is None else saved.skips.steps))
         return epoch == self.dataset.epoch and any(start <= step < stop for start, stop in steps)
-
-
-@contextmanager
-def in_options() -> Iterator[None]:
-    """Let a `LedgerUnknownError` that is raised within name options of the command line in place of parameters."""
-    try:
-        yield
-    except LedgerUnknownError as error:
-        text = str(error).replace("scan=True", "--scan").replace("(run_log=...)", "(--run-log)")
-        raise LedgerUnknownError(text) from None
 
 
 def open_checkpoint(arguments: argparse.Namespace) -> CheckpointDataset:

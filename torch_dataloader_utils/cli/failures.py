@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from torch_dataloader_utils.cli.option_names import in_options
 from torch_dataloader_utils.cli.options import storage_option
-from torch_dataloader_utils.cli.parser import UsageError
+from torch_dataloader_utils.cli.parser import COMMANDS, UsageError, options_of
 from torch_dataloader_utils.errors import DatasetError, printable
 from torch_dataloader_utils.storage.redaction import SECRET_NAMES, Redactor
 
@@ -28,6 +29,7 @@ class StandardError:
 
     def __init__(self, argv: Sequence[str]) -> None:
         self._redactor = _redactor(argv)
+        self._command = next((word for word in argv if word in COMMANDS), None)
         self._left = MOST_LINES
 
     def install(self) -> None:
@@ -36,7 +38,7 @@ class StandardError:
 
     def fail(self, error: BaseException) -> None:
         """Say what went wrong."""
-        for line in _explain(error)[: self._left]:
+        for line in _explain(error, self._command)[: self._left]:
             self._write(line)
         self._left = 0
 
@@ -53,11 +55,12 @@ class StandardError:
             sys.stderr.flush()
 
 
-def _explain(error: BaseException) -> list[str]:
+def _explain(error: BaseException, command: str | None) -> list[str]:
     if isinstance(error, UsageError):
         return [f"{error.program}: {_in_one_line(str(error))}", f"{error.program} --help shows what it takes"]
     if isinstance(error, USERS):
-        return [f"tdu: {_in_one_line(_message(error))}"]
+        said = _message(error) if command is None else in_options(_message(error), options_of(command))
+        return [f"tdu: {_in_one_line(said)}"]
     where = traceback.extract_tb(error.__traceback__)[-1]
     at = f"{Path(where.filename).name}, line {where.lineno}"
     return [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -56,6 +57,13 @@ class Formatter(argparse.HelpFormatter):
 def command_module(name: str) -> ModuleType:
     """Return the module of a command."""
     return import_module(f"{__package__}.commands.{name}")
+
+
+def options_of(command: str) -> frozenset[str]:
+    """Return the long options of a command."""
+    parser = Parser()
+    command_module(command).add_arguments(parser)
+    return frozenset(re.findall(r"--[a-z][a-z-]*", parser.format_usage()))
 
 
 def make_parser(commands: Sequence[str] = ()) -> Parser:

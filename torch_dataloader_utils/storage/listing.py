@@ -126,7 +126,8 @@ def _list_one(storage: Storage, location: str, suffixes: Sequence[str], hint: Ca
     wanted = [finder.info(path) for path in found if _is_data(_relative(path, base), suffixes)]
     if not wanted:
         example = next((path for path in found if hint(path)), next(iter(found), None))
-        others = f", only {len(found)} others, such as {storage.display(example)!r}{hint(example)}" if example else ""
+        number = f"{len(found)} others, such as " if len(found) > 1 else ""
+        others = f", only {number}{storage.display(example)!r}{hint(example)}" if example else ""
         raise FileNotFoundError(f"found no {' or '.join(suffixes)} file at {storage.display(location)!r}{others}")
     return _Found(base, wanted, metadata_file)
 

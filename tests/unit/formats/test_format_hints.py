@@ -62,6 +62,12 @@ def test_a_directory_with_files_of_another_format_alone_names_it(tmp_path, name,
         open_loader(tmp_path, format=opened_as, row_id_column=None)
 
 
+def test_a_directory_with_one_file_of_another_format_names_it(tmp_path):
+    (tmp_path / "a.csv").write_bytes(CSV)
+    with pytest.raises(FileNotFoundError, match=r"only '.*a\.csv'; its name ends in '\.csv': pass format=\"csv\"$"):
+        open_loader(tmp_path, row_id_column=None)
+
+
 @pytest.mark.parametrize("opened_as", ["parquet", "orc"])
 @pytest.mark.parametrize("name", [name for name, (found, _) in WRITERS.items() if found not in ("parquet", "orc")])
 def test_text_that_is_opened_as_parquet_or_orc_is_named_by_its_ending(tmp_path, name, opened_as):

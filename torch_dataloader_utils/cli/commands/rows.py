@@ -9,7 +9,9 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from torch_dataloader_utils.cli.option_names import in_options
 from torch_dataloader_utils.cli.options import add_checkpoint, add_dataset_of_checkpoint, not_negative
+from torch_dataloader_utils.cli.parser import options_of
 from torch_dataloader_utils.cli.report import Block, Facts, Line, Report, Table, Text, count, size
 from torch_dataloader_utils.errors import LedgerUnknownError
 
@@ -58,19 +60,16 @@ def _rows_at(
         LedgerUnknownError: If nothing is known of any rank, or of the rank that was asked for.
         ValueError: If no rank makes the step, or not the one that was asked for.
     """
-    from torch_dataloader_utils.cli.checkpoint_dataset import in_options
-
     found: dict[int, Rows] = {}
     unknown: dict[int, str] = {}
     ranks = range(opened.dataset.num_ranks) if arguments.rank is None else [arguments.rank]
     for rank in ranks:
         try:
-            with in_options():
-                found[rank] = opened.dataset.rows_at(arguments.step, epoch, rank, scan=arguments.scan)
+            found[rank] = opened.dataset.rows_at(arguments.step, epoch, rank, scan=arguments.scan)
         except (LedgerUnknownError, ValueError) as error:  # noqa: PERF203 - each rank has its own
             if rank == ranks[-1] and not found:
                 raise
-            unknown[rank] = str(error)
+            unknown[rank] = in_options(str(error), options_of("rows"))
     return found, unknown
 
 

@@ -26,14 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Report:
     """Return the step of a row."""
-    from torch_dataloader_utils.cli.checkpoint_dataset import in_options, open_checkpoint
+    from torch_dataloader_utils.cli.checkpoint_dataset import open_checkpoint
     from torch_dataloader_utils.planning.manifest import root_prefix
 
     opened = open_checkpoint(arguments)
     path = arguments.file.removeprefix(root_prefix(opened.root))
     epoch = opened.dataset.epoch if arguments.epoch is None else arguments.epoch
-    with in_options():
-        found = opened.dataset.step_of(path, arguments.row, epoch, scan=arguments.scan)
+    found = opened.dataset.step_of(path, arguments.row, epoch, scan=arguments.scan)
     steps = [] if found is None else [found, *found.others]
     delivered = [opened.delivered(step.epoch, step.step, step.rank) for step in steps]
     value = {
