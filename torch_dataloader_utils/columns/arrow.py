@@ -19,6 +19,28 @@ BYTES_FOR_A_ROW = 32
 """So many bytes of a dictionary for each row, or less, and values that no row has take little to make and to send."""
 
 
+def children(dtype: pa.DataType) -> list[pa.Field]:
+    """Return the fields of a nested type; none of another."""
+    if isinstance(dtype, pa.BaseExtensionType):
+        dtype = dtype.storage_type
+    if pa.types.is_map(dtype):
+        return [dtype.key_field, dtype.item_field]
+    return [dtype.field(number) for number in range(dtype.num_fields)] if pa.types.is_nested(dtype) else []
+
+
+def with_fields(dtype: pa.DataType, fields: Sequence[pa.Field]) -> pa.DataType:
+    """Return a struct, map or list with these fields in the place of its `children`; another type as it is."""
+    if pa.types.is_struct(dtype):
+        return pa.struct(fields)
+    if pa.types.is_map(dtype):
+        return pa.map_(*fields, keys_sorted=dtype.keys_sorted)
+    if pa.types.is_fixed_size_list(dtype):
+        return pa.list_(fields[0], dtype.list_size)
+    if pa.types.is_list(dtype):
+        return pa.list_(fields[0])
+    return pa.large_list(fields[0]) if pa.types.is_large_list(dtype) else dtype
+
+
 def copied(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return a copy that keeps no other rows in memory."""
     # concat_arrays copies even a single array; a slice would keep the whole buffers that it points into. Strings of all

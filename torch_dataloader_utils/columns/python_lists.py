@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from torch_dataloader_utils.columns.arrow import any_type, is_bytes, is_list, without_dictionary
+from torch_dataloader_utils.columns.arrow import any_type, children, is_bytes, is_list, with_fields, without_dictionary
 from torch_dataloader_utils.errors import ColumnError
 
 FIRST_DIRECT = 26
@@ -175,23 +175,9 @@ def _has_own_names(dtype: pa.DataType) -> bool:
 def _in_microseconds(dtype: pa.DataType) -> pa.DataType:
     """Return a type with microseconds in place of nanoseconds, at any depth."""
     if pa.types.is_nested(dtype):
-        return _nested_in_microseconds(dtype)
+        return with_fields(dtype, [field.with_type(_in_microseconds(field.type)) for field in children(dtype)])
     if getattr(dtype, "unit", None) != "ns":
         return dtype
     if pa.types.is_timestamp(dtype):
         return pa.timestamp("us", dtype.tz)
     return pa.duration("us") if pa.types.is_duration(dtype) else pa.time64("us")
-
-
-def _nested_in_microseconds(dtype: pa.DataType) -> pa.DataType:
-    fields = [dtype.field(index) for index in range(dtype.num_fields)]
-    inner = [field.with_type(_in_microseconds(field.type)) for field in fields]
-    if pa.types.is_struct(dtype):
-        return pa.struct(inner)
-    if pa.types.is_map(dtype):
-        return pa.map_(_in_microseconds(dtype.key_type), _in_microseconds(dtype.item_type))
-    if pa.types.is_fixed_size_list(dtype):
-        return pa.list_(inner[0], dtype.list_size)
-    if pa.types.is_list(dtype):
-        return pa.list_(inner[0])
-    return pa.large_list(inner[0]) if pa.types.is_large_list(dtype) else dtype

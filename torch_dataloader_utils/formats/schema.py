@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from torch_dataloader_utils.columns.arrow import encoded_schema
+from torch_dataloader_utils.columns.arrow import children, encoded_schema, with_fields
 from torch_dataloader_utils.errors import ColumnError, UnreadableFileError
 
 MOST_DIGITS = {pa.decimal128: 38, pa.decimal256: 76}
@@ -220,10 +220,16 @@ def _common(known: pa.DataType, dtype: pa.DataType) -> pa.DataType | None:
 
 
 def _with_all_digits(common: pa.DataType, *dtypes: pa.DataType) -> pa.DataType | None:
-    """Return a common type in which a decimal has a digit for each of an integer's; None if there is no such type.
+    """Return a common type in which decimals, at any depth, have a digit for each of an integer's; None if none can.
 
     pyarrow's own has one too few for its own cast (seen in 17.0 and in 26.0).
     """
+    if pa.types.is_nested(common):
+        fields = children(common)
+        found = [_with_all_digits(one.type, *_parts(dtypes, place, one.name)) for place, one in enumerate(fields)]
+        if any(dtype is None for dtype in found):
+            return None
+        return with_fields(common, [one.with_type(dtype) for one, dtype in zip(fields, found, strict=True)])
     integers = [dtype for dtype in dtypes if pa.types.is_integer(dtype)]
     if not integers or not pa.types.is_decimal(common):
         return common
@@ -233,6 +239,17 @@ def _with_all_digits(common: pa.DataType, *dtypes: pa.DataType) -> pa.DataType |
         return None
     is_long = pa.types.is_decimal256(common) or precision > MOST_DIGITS[pa.decimal128]
     return (pa.decimal256 if is_long else pa.decimal128)(precision, common.scale)
+
+
+def _parts(dtypes: Iterable[pa.DataType], place: int, name: str) -> list[pa.DataType]:
+    """Return the types of a field of nested types: of that name in structs, at that place in others."""
+    fields = [
+        next((field for field in children(dtype) if field.name == name), None)
+        if pa.types.is_struct(dtype)
+        else next(iter(children(dtype)[place:]), None)
+        for dtype in dtypes
+    ]
+    return [field.type for field in fields if field is not None]
 
 
 def _would_change_values(dtype: pa.DataType, other: pa.DataType) -> bool:
@@ -335,12 +352,3 @@ def table_column_type(dtype: pa.DataType) -> pa.DataType:
     if pa.types.is_list(dtype) or pa.types.is_large_list(dtype):
         return pa.list_(pa.field(*inner[0]))
     return SMALL.get(dtype.id, dtype)
-
-
-def children(dtype: pa.DataType) -> list[pa.Field]:
-    """Return the fields of a nested type; none of another."""
-    if isinstance(dtype, pa.BaseExtensionType):
-        dtype = dtype.storage_type
-    if pa.types.is_map(dtype):
-        return [dtype.key_field, dtype.item_field]
-    return [dtype.field(number) for number in range(dtype.num_fields)] if pa.types.is_nested(dtype) else []

@@ -328,9 +328,37 @@ def test_decimals_become_as_long_as_every_integer_of_another_file_needs(tmp_path
     assert sorted(value for value in batch["x"] if value is not None) == sorted([largest, 0, parts[1][0].as_py()])
 
 
-def test_integers_and_decimals_that_no_decimal_has_digits_for_are_refused_with_both_files(tmp_path):
-    write(tmp_path / "a.parquet", x=pa.array([1], pa.int64()))
-    write(tmp_path / "b.parquet", x=pa.array([1], pa.decimal256(76, 60)))
+NESTED = {
+    "lists": (pa.list_, lambda value: [value, None]),
+    "large lists": (pa.large_list, lambda value: [value]),
+    "lists of one size": (lambda dtype: pa.list_(dtype, 2), lambda value: [value, value]),
+    "maps": (lambda dtype: pa.map_(pa.string(), dtype), lambda value: [("key", value)]),
+    "structs": (
+        lambda dtype: pa.struct([("text", pa.string()), ("n", dtype)]),
+        lambda value: {"text": "a", "n": value},
+    ),
+    "structs in lists": (lambda dtype: pa.list_(pa.struct([("n", dtype)])), lambda value: [{"n": value}]),
+}
+
+
+@pytest.mark.parametrize("nested", NESTED)
+@pytest.mark.parametrize("turned", [False, True], ids=["integers first", "decimals first"])
+def test_decimals_within_other_types_become_as_long_as_well(tmp_path, nested, turned):
+    kind, within = NESTED[nested]
+    values = [within(2**63 - 1), within(Decimal("0.01"))]
+    parts = [pa.array([values[0]], kind(pa.int64())), pa.array([values[1]], kind(pa.decimal128(9, 2)))]
+    for name, column in zip("ab", reversed(parts) if turned else parts, strict=True):
+        pq.write_table(pa.table({"x": column}), tmp_path / f"{name}.parquet")
+    loader, dataset = open_loader(tmp_path, output_format="arrow", batch_size=100)
+    assert dataset.schema.field("x").type == kind(pa.decimal128(21, 2))
+    [batch] = loader
+    assert batch["x"].to_pylist() == (values[::-1] if turned else values)
+
+
+@pytest.mark.parametrize("kind", [lambda dtype: dtype, pa.list_], ids=["alone", "in lists"])
+def test_integers_and_decimals_that_no_decimal_has_digits_for_are_refused_with_both_files(tmp_path, kind):
+    write(tmp_path / "a.parquet", x=pa.array([None], kind(pa.int64())))
+    write(tmp_path / "b.parquet", x=pa.array([None], kind(pa.decimal256(76, 60))))
     with pytest.raises(ColumnError, match=r"column 'x' is .* in .*b\.parquet but .* in .*a\.parquet.*no common type"):
         open_loader(tmp_path)
 

@@ -15,8 +15,9 @@ from pyiceberg.table.name_mapping import parse_mapping_from_json
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import DoubleType, ListType, MapType, NestedField, StructType
 
+from torch_dataloader_utils.columns.arrow import children
 from torch_dataloader_utils.errors import ColumnError
-from torch_dataloader_utils.formats.schema import children, table_column_type
+from torch_dataloader_utils.formats.schema import table_column_type
 
 FIELD_ID = b"PARQUET:field_id"
 """The key of a field's id in the metadata that pyarrow reads from a Parquet file."""
