@@ -824,6 +824,26 @@ def test_a_type_that_changes_in_the_first_block_is_named_with_its_line(tmp_path,
         open_text(tmp_path / "a.jsonl", format="jsonl")
 
 
+DATES = {
+    "date32": (pa.date32(), "2024-02-29", r"date32\[day\] from numbers; .* the type timestamp\[s\] or string"),
+    "date64": (pa.date64(), "2024-02-29", r"date64\[ms\] from numbers; .* the type timestamp\[s\] or string"),
+    "time32": (pa.time32("s"), "10:00:00", r"time32\[s\] from numbers; .* the type string"),
+    "time64": (pa.time64("us"), "10:00:00", r"time64\[us\] from numbers; .* the type string"),
+}
+
+
+@pytest.mark.parametrize("case", DATES)
+def test_a_date_that_is_text_names_the_types_that_json_lines_have_for_it(tmp_path, case):
+    dtype, value, expected = DATES[case]
+    (tmp_path / "a.jsonl").write_text(json.dumps({"a": value}) + "\n")
+    with pytest.raises(UnreadableFileError, match=rf"a\.jsonl, line 1: .*{expected} by format_options"):
+        open_text(tmp_path, format="jsonl", format_options={"explicit_schema": pa.schema([("a", dtype)])})
+    _, dataset = open_text(
+        tmp_path, format="jsonl", format_options={"explicit_schema": pa.schema([("a", pa.string())])}
+    )
+    assert dataset.schema.field("a").type == pa.string()
+
+
 @pytest.mark.parametrize("kind", WRITERS)
 def test_an_integer_that_no_float_holds_is_an_error_where_other_files_make_its_column_one_of_floats(tmp_path, kind):
     texts = {"csv": "a\n{}\n", "jsonl": '{{"a": {}}}\n'}

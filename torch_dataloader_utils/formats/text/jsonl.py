@@ -44,6 +44,7 @@ NOT_AN_OBJECT = re.compile(rb"^[ \t\r]*[^{ \t\r\n]", re.MULTILINE)
 LONG_INTEGER = re.compile(rb"(?<![0-9.])[0-9]{%d,}(?![0-9.eE])" % DIGITS)
 NULL_AFTER = re.compile(rb"\}[ \t\r]*null")
 STRING = re.compile(rb'"(?:[^"\\]|\\.)*"?', re.DOTALL)
+FROM_NUMBER = re.compile(r"Column\(/([^/]+)\) changed from number to string")
 IN_ROW = re.compile(r" in row \d+$")
 
 UNEXPECTED = "unexpected field"
@@ -341,9 +342,19 @@ def _explained(what: str, line: bytes, known: pa.Schema, *, is_strict: bool) -> 
         what += f": it had no value in the beginning of any file, so its type is not known; give it by {option}"
     elif "list offsets" in what:
         what = "a list holds nothing but null, so the type of what it holds is not known; give it by " + option
+    elif (dtype := _read_from_numbers(what, known)) is not None:
+        of_text = "timestamp[s] or string" if pa.types.is_date(dtype) else "string"
+        what += f": pyarrow reads {dtype} from numbers; give what is text the type {of_text} by {option}"
     elif "changed from" in what or "Failed to convert" in what:
         what += f"; types may be set by {option}"
     return what
+
+
+def _read_from_numbers(what: str, known: pa.Schema) -> pa.DataType | None:
+    """Return the type of a column of dates or times of a day that text was found in; None if that is not wrong."""
+    found = FROM_NUMBER.search(what)
+    dtype = known.field(found[1]).type if found and found[1] in known.names else None
+    return dtype if dtype is not None and (pa.types.is_date(dtype) or pa.types.is_time(dtype)) else None
 
 
 def _integers(value: object, dtype: pa.DataType) -> Iterator[int]:
