@@ -885,6 +885,27 @@ def test_an_integer_that_no_float_holds_is_an_error_among_the_floats_of_its_file
         list(loader)
 
 
+LAYOUTS = {
+    "a header": ({}, "a,b\n", 1),
+    "lines before it": ({"skip_rows": 2}, "# about\n# this file\na,b\n", 3),
+    "rows after it": ({"skip_rows_after_names": 2}, "a,b\n0,x\n0,x\n", 3),
+    "names given": ({"column_names": ["a", "b"]}, "", 0),
+    "names made": ({"autogenerate_column_names": True}, "", 0),
+    "line ends in values": ({"newlines_in_values": True}, 'a,b\n0,"x\ny"\n', 3),
+    "empty lines": ({}, "a,b\n\n0,x\n\n", 4),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("split_bytes", [300, 1 << 20], ids=["divided", "whole"])
+def test_an_integer_that_no_float_holds_is_an_error_of_csv_with_its_line(tmp_path, layout, split_bytes):
+    options, beginning, lines = LAYOUTS[layout]
+    rows = [*["1.5,x"] * 50, f"{2**53 + 1},x", *["1.5,x"] * 50]
+    (tmp_path / "a.csv").write_text(beginning + "\n".join(rows))
+    with pytest.raises(UnreadableFileError, match=rf"a\.csv, line {lines + 51}: column '\w+' is read as floats"):
+        list(open_text(tmp_path, format="csv", format_options=options, split_bytes=split_bytes)[0])
+
+
 @pytest.mark.parametrize("kind", WRITERS)
 def test_an_integer_that_no_float_holds_is_an_error_in_a_file_that_begins_with_nulls_alone(tmp_path, kind):
     (tmp_path / f"a.{kind}").write_text(of_values(kind, [1.5]))

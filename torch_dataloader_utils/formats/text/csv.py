@@ -329,12 +329,16 @@ class CsvParser:
         if not names:
             return
         as_text = CsvParser(self._options, self._names, pa.schema([(name, pa.string()) for name in names]))
+        rows = 0
         for batch in as_text.batches(text, use_threads=False):
             for name in names:
-                integers = batch[name].filter(pc.match_substring_regex(batch[name], LONG_INTEGER))
-                for value in map(integer_of, integers.to_pylist()):
+                is_long = pc.match_substring_regex(batch[name], LONG_INTEGER).fill_null(False)  # noqa: FBT003
+                for place in np.flatnonzero(is_long).tolist():
+                    value = integer_of(batch[name][place].as_py())
                     if is_rounded(value):
-                        raise text.error(None, rounded(name, value, f"'column_types': {{{name!r}: ...}}"))
+                        line = self._lines.line_of_values(text, rows + place)
+                        raise text.error(line, rounded(name, value, f"'column_types': {{{name!r}: ...}}"))
+            rows += batch.num_rows
 
     def _doubtful(self, rows: pa.Table | pa.RecordBatch) -> set[str]:
         """Return the columns with floats so large that they may stand for integers which they do not hold."""

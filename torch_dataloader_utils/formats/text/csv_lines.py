@@ -131,6 +131,14 @@ class CsvLines:
             inside = not is_skipped and self._ends_inside(line, inside=inside)
         return None
 
+    def line_of_values(self, text: Text, number: int) -> int | None:
+        """Return the line that a row begins in. Rows are counted from 0, without a header and what is skipped."""
+        before = 0
+        if not text.start:
+            has_header = not self._options.get("column_names") and not self._options.get("autogenerate_column_names")
+            before = self._skipped(text) + has_header + int(self._options.get("skip_rows_after_names") or 0)
+        return self.line_of(text, before + number + 1)
+
     def _left_open(self, text: Text) -> int | None:
         """Return the line of the value that the text ends within; None if it does not end within a value."""
         begin, inside = 0, False
