@@ -27,6 +27,7 @@ from torch_dataloader_utils.errors import (
     TransformError,
     UnevenRanksWarning,
     UnreadableFileError,
+    UnusedStateWarning,
     WorkerError,
 )
 from torch_dataloader_utils.gc_pause import count_new_as_old, without_gc
@@ -100,6 +101,7 @@ __all__ = [
     "TransformError",
     "UnevenRanksWarning",
     "UnreadableFileError",
+    "UnusedStateWarning",
     "WorkerError",
     "to_device",
 ]

@@ -26,7 +26,8 @@ Warning:
         ├── SkippedStepsWarning       steps to be skipped come all the same, or skipped steps to be restored do not
         ├── SmallWeightWarning        a source of a mixture has too small a weight for a single row of an epoch
         ├── SlowTransportWarning      the system lacks what makes it cheap to send batches from worker processes
-        └── StorageRetryWarning       a storage has failed for 10 seconds, and is tried again
+        ├── StorageRetryWarning       a storage has failed for 10 seconds, and is tried again
+        └── UnusedStateWarning        a loaded state is given up before an iteration continued from it
 
 A malformed argument or a malformed state is a plain ``ValueError`` or ``TypeError``; a path that matches nothing is a
 ``FileNotFoundError``.
@@ -138,6 +139,10 @@ class SilentWorkerWarning(UserWarning):
 
 class HookWarning(UserWarning):
     """A hook raised an error. The loader goes on; the message names the hook, the event and the error."""
+
+
+class UnusedStateWarning(UserWarning):
+    """`set_epoch` begins another epoch than that of a loaded state, from which no iteration has continued."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from pairwise import pairwise
 from support import DEFAULT_FILES, batches_of, edited, open_loader, rows_of, write_dataset
 from torch.utils.data import SequentialSampler
 
-from torch_dataloader_utils import CheckpointMismatchError, IterationEndedError
+from torch_dataloader_utils import CheckpointMismatchError, IterationEndedError, UnusedStateWarning
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
@@ -703,10 +703,35 @@ def test_set_epoch_keeps_a_loaded_state_that_waits_in_the_same_epoch_and_drops_i
     assert batches_of(loader) == whole_epoch(path, workers.count, 1)[6:]
 
     loader.load_state_dict(state)
-    loader.dataset.set_epoch(2)
+    with pytest.warns(
+        UnusedStateWarning, match=r"set_epoch\(2\) gives up the loaded state, of epoch 1 after 6 batches"
+    ):
+        loader.dataset.set_epoch(2)
     assert loader.state_dict()["batches_delivered"] == 0
     loader.dataset.set_epoch(1)
     assert batches_of(loader) == whole_epoch(path, workers.count, 1)
+
+
+def test_set_epoch_warns_of_a_loaded_state_that_no_iter_has_continued_if_rows_are_left_or_come_again(path: Path):
+    loader = open_shuffled(path, Workers(0))
+    loader.dataset.set_epoch(1)
+    iterator = iter(loader)
+    take(iterator, 6)
+    midway = loader.state_dict()
+    rest = list(iterator)
+    ended = loader.state_dict()
+
+    loader.load_state_dict(midway)
+    with pytest.warns(UnusedStateWarning, match=r"set_epoch\(0\).*begin the loop over epochs at dataset\.epoch"):
+        loader.set_epoch(0)
+    loader.load_state_dict(ended)
+    with pytest.warns(UnusedStateWarning, match=rf"of epoch 1 after {6 + len(rest)} batches"):
+        loader.set_epoch(0)
+    loader.load_state_dict(ended)  # below, no warning is expected, so that one would be an error
+    loader.set_epoch(2)
+    loader.load_state_dict(midway)
+    take(iter(loader), 1)
+    loader.set_epoch(0)
 
 
 @workers_started_once

@@ -427,6 +427,7 @@ def test_the_buffer_of_a_pass_follows_the_weights_that_hold_where_it_begins(root
     assert {name: of[0][1] for name, of in buffers.items()} == {"web": 120, "code": 60, "math": 60}
 
 
+@pytest.mark.filterwarnings("ignore::torch_dataloader_utils.UnusedStateWarning")
 def test_a_pass_that_begins_with_an_epoch_has_its_buffer_by_the_weights_of_that_epoch_also_after_a_load(root):
     found = []
     for is_resumed in (False, True):

@@ -26,6 +26,8 @@ from support import batches_of, edited, examples, open_loader, rows_of, write_da
 
 from torch_dataloader_utils import IterationEndedError
 
+pytestmark = pytest.mark.filterwarnings("ignore::torch_dataloader_utils.UnusedStateWarning")
+
 FILES = ((20, 6), (3, 10), (31, 9))
 ROWS = sum(rows for rows, _ in FILES)
 FILTER = (pc.field("value") < 45) & (pc.bit_wise_and(pc.field("value"), 8) == 0)

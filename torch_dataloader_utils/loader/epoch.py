@@ -42,6 +42,7 @@ from torch_dataloader_utils.loader.user_warnings import (
     warn_of_forgotten_skips,
     warn_of_uneven_ranks,
     warn_of_unknown_lengths,
+    warn_of_unused_state,
 )
 from torch_dataloader_utils.planning.excluded import (
     EpochExclusions,
@@ -268,6 +269,10 @@ class EpochState:
         if epoch == self.epoch and self.owner.is_untouched and not has_new_weights:
             return
         self._plans.planner.require_epoch(epoch, self.topology)
+        if self._loaded is not None and epoch != self.epoch and self.owner.is_untouched:
+            progress = self.progress
+            if epoch < self.epoch or progress.rows_left:
+                warn_of_unused_state(self.epoch, progress.batches_delivered, epoch)
         self._plans = self._plans_of(epoch)
         if epoch != self.epoch:
             self._skips = SkipRequests()  # steps are counted in an epoch

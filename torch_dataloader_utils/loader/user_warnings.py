@@ -18,6 +18,7 @@ from torch_dataloader_utils.errors import (
     SlowTransportWarning,
     SmallWeightWarning,
     UnevenRanksWarning,
+    UnusedStateWarning,
     warn_user,
 )
 from torch_dataloader_utils.planning.row_ranges import Windows, in_words
@@ -83,6 +84,12 @@ def warn_of_unrestored_steps(epoch: int, framework: str) -> None:
     """Warn that a framework ended an epoch before its skipped steps were restored."""
     msg = f"restore_skipped: {framework} ended epoch {epoch} before all of its skipped steps were delivered again: it "
     warn_user(f"{msg}plans the length of an epoch ahead, and may have a limit", SkippedStepsWarning)
+
+
+def warn_of_unused_state(loaded: int, batches: int, epoch: int) -> None:
+    """Warn of a loaded state, given by its epoch and the batches before it, that another epoch takes the place of."""
+    msg = f"set_epoch({epoch}) gives up the loaded state, of epoch {loaded} after {batches} batches, from which no "
+    warn_user(f"{msg}iteration has continued: begin the loop over epochs at dataset.epoch", UnusedStateWarning)
 
 
 def warn_of_touched_files(saved: SavedState, run: Run) -> None:
