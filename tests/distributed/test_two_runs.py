@@ -222,6 +222,13 @@ def test_a_rank_that_no_process_delivers_is_an_error_on_every_rank(two_runs):
 
 
 @each_start
+def test_a_loader_that_was_opened_before_it_could_know_of_other_processes_is_an_error_on_every_rank(two_runs):
+    expected = f"Now there are {two_runs.num_ranks} processes, each of which would read all rows"
+    for report in two_runs.reports[0]:
+        assert [expected in str(message) for message in report["early"]] == [True, True]
+
+
+@each_start
 def test_a_loader_of_one_rank_alone_waits_for_no_other(two_runs):
     assert {report["refusals"]["an entry on one rank alone"] for report in two_runs.reports[0]} == {None}
 

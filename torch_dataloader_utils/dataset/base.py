@@ -14,6 +14,7 @@ from typing import Any, Literal
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from torch_dataloader_utils.checkpoint.run import Run
+from torch_dataloader_utils.dataset.ranks import require_one_process
 from torch_dataloader_utils.formats.opened_files import Opened
 from torch_dataloader_utils.formats.read_cache import CurrentReads
 from torch_dataloader_utils.loader.contents import read_here
@@ -34,7 +35,11 @@ from torch_dataloader_utils.workers.producer import Stream
 class BatchDataset(IterableDataset[Any]):
     """Batches of one rank, delivered in this process or packed in a worker.
 
-    The seed is that of the random numbers that `collate_fn` draws. Copies have no process group.
+    The seed is that of the random numbers that `collate_fn` draws. Copies have no process group. Where ranks are
+    assumed, this is the only rank because nothing told how many there are.
+
+    Attributes:
+        ranks_are_assumed: Whether they are.
     """
 
     def __init__(
@@ -46,9 +51,11 @@ class BatchDataset(IterableDataset[Any]):
         seed: int,
         *,
         process_group: Any,
+        ranks_are_assumed: bool,
     ) -> None:
         super().__init__()
         self._process_group = process_group
+        self.ranks_are_assumed = ranks_are_assumed
         self._opened_files = opened_files
         self._epoch_state = epoch_state
         self._schema = read_options.transform.schema
@@ -123,7 +130,13 @@ class BatchDataset(IterableDataset[Any]):
         self._epoch_state.prepare_iteration()
 
     def begin_iteration(self) -> Iteration:
-        """Begin an iteration: of the whole epoch, or of the rest that a state loaded since the last one left."""
+        """Begin an iteration: of the whole epoch, or of the rest that a state loaded since the last one left.
+
+        Raises:
+            RankMismatchError: If ranks are assumed, and there are several processes.
+        """
+        if self.ranks_are_assumed:
+            require_one_process()
         return self._epoch_state.begin_iteration()
 
     def progress(self, uneven: Literal["drop", "pad"] | None) -> PassProgress:

@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-import torch.distributed as dist  # noqa: TID251 - only its size and rank are read
 from torch.utils.data import DataLoader
 
 from torch_dataloader_utils.columns.convert import OUTPUT_FORMATS
@@ -23,8 +22,8 @@ from torch_dataloader_utils.dataset.counted_tokens import with_tokens
 from torch_dataloader_utils.dataset.discovery import Request
 from torch_dataloader_utils.dataset.file_set import FileSet, PathSet
 from torch_dataloader_utils.dataset.manifest_file import parse_tokens
-from torch_dataloader_utils.dataset.mesh import MeshRanks
 from torch_dataloader_utils.dataset.packing import UNKNOWN_SEQUENCES, packing_text, parse_packing, require_packable
+from torch_dataloader_utils.dataset.ranks import Ranks, world
 from torch_dataloader_utils.dataset.transforms import parse_transform, with_transform
 from torch_dataloader_utils.formats.base import Format
 from torch_dataloader_utils.formats.opened_files import Opened, OpenedFiles, files_of
@@ -71,6 +70,7 @@ class LoaderOptions:
         column_options: `output_format`, `column_formats`, `fill_nulls` and `mask_nulls`.
         topology: The ranks and workers, and the virtual topology.
         process_group: The process group of the ranks that `mesh` stands for; None without one.
+        ranks_are_assumed: Whether there is one rank because nothing tells how many there are.
         adopts_num_workers: Whether the number of workers of a loaded state replaces this run's.
         plan: What the plan depends on: the sizes of shards, shuffling, balancing.
         batch_size: Rows in a batch of this rank, given as `batch_size` or by `global_batch_size`; not used beside
@@ -93,6 +93,7 @@ class LoaderOptions:
     filters: pc.Expression | None
     topology: Topology
     process_group: Any
+    ranks_are_assumed: bool
     adopts_num_workers: bool
     plan: PlanOptions
     strategy: SplitStrategy | None
@@ -157,6 +158,7 @@ class LoaderOptions:
             filters=filters,
             topology=replace(topology, sources=files.sources),
             process_group=ranks.process_group,
+            ranks_are_assumed=ranks.are_assumed,
             adopts_num_workers=given["num_workers"] is None,
             plan=plan,
             strategy=given["split_strategy"],
@@ -338,18 +340,16 @@ def _parse_format(given: Mapping[str, Any]) -> Format:
     return file_format
 
 
-def _parse_ranks(given: Mapping[str, Any]) -> MeshRanks:
+def _parse_ranks(given: Mapping[str, Any]) -> Ranks:
     """Return the ranks: those of the mesh, else as specified, else of the process group or of the environment."""
     num_ranks, rank, mesh = given["num_ranks"], given["rank"], given["mesh"]
     if mesh is None:
-        world = None
-        if dist.is_available() and dist.is_initialized():
-            world = dist.get_world_size(), dist.get_rank()
-        return MeshRanks(*arguments.resolve_rank(num_ranks, rank, world), process_group=None)
+        told = arguments.resolve_rank(num_ranks, rank, world())
+        return Ranks(*(told or (1, 0)), process_group=None, are_assumed=told is None)
     if num_ranks is not None or rank is not None:
         msg = f"num_ranks={num_ranks!r} and rank={rank!r} beside a mesh, which has both: give the mesh alone"
         raise ValueError(msg)
-    return MeshRanks.of(mesh)
+    return Ranks.of(mesh)
 
 
 def _parse_batch_size(given: Mapping[str, Any], num_ranks: int) -> int:
@@ -367,7 +367,7 @@ def _parse_batch_size(given: Mapping[str, Any], num_ranks: int) -> int:
     return rows // num_ranks
 
 
-def _parse_topology(given: Mapping[str, Any], ranks: MeshRanks, batch_size: int, *, is_filtered: bool) -> Topology:
+def _parse_topology(given: Mapping[str, Any], ranks: Ranks, batch_size: int, *, is_filtered: bool) -> Topology:
     workers = given["num_workers"]
     return arrange(
         num_ranks=ranks.num_ranks,
@@ -413,7 +413,8 @@ def _parse_progress(given: Mapping[str, Any], rank: int) -> float | None:
 
 def _is_first(rank: int) -> bool:
     """Whether this process is the first one of its job, and delivers the first rank."""
-    return rank == 0 and (not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0)
+    _, process = world() or (1, 0)
+    return rank == 0 and process == 0
 
 
 def _parse_run_log(given: Mapping[str, Any]) -> RunLogFiles | None:

@@ -19,9 +19,9 @@ from torch_dataloader_utils.dataset.discovery import check_columns
 from torch_dataloader_utils.dataset.excluding import ExcludingDataset
 from torch_dataloader_utils.dataset.file_set import FileSet
 from torch_dataloader_utils.dataset.manifest_file import dump_manifest
-from torch_dataloader_utils.dataset.mesh import Mesh
 from torch_dataloader_utils.dataset.options import Filters, LoaderOptions
 from torch_dataloader_utils.dataset.partitions import Partitioning
+from torch_dataloader_utils.dataset.ranks import Mesh
 from torch_dataloader_utils.errors import ProgressUnknownError
 from torch_dataloader_utils.formats.base import KnownFooters
 from torch_dataloader_utils.formats.opened_files import files_of
@@ -167,8 +167,9 @@ class StructuredDataset(ExcludingDataset):
                 xfs or tmpfs, and reads all others, such as NFS, Lustre or FUSE. Other storages are never mapped.
             num_workers: Number of worker processes; 0 reads in this process. None uses the CPUs less one on a single
                 rank, and 1 on several, whose machines may differ; it adopts the number of a loaded state.
-            num_ranks: Number of ranks; None uses the process group's, else ``WORLD_SIZE``, else 1.
-            rank: This rank; None uses the process group's, else ``RANK``, else 0.
+            num_ranks: Number of ranks; None uses the process group's, else ``WORLD_SIZE`` if ``RANK`` is set too, else
+                1. Then each iteration makes sure that there are not several processes by now.
+            rank: This rank; None uses the process group's, else ``RANK`` if ``WORLD_SIZE`` is set too, else 0.
             mesh: The part of a ``torch.distributed.device_mesh.DeviceMesh`` whose processes share the rows, such as
                 ``mesh["dp"]`` or ``mesh["dp_replicate", "dp_shard"]``, in place of `num_ranks` and `rank`. The ranks
                 are its processes in row-major order. Processes that differ in other dimensions only, such as those of
@@ -278,8 +279,15 @@ class StructuredDataset(ExcludingDataset):
             writes_run_log=options.writes_run_log,
             hooks=Hooks(options.hooks, options.topology.rank),
         )
-        seed, group = options.plan.shuffle_seed, options.process_group
-        dataset = cls(opened_files, epoch_state, read_options, options.collate_fn, seed, process_group=group)
+        dataset = cls(
+            opened_files,
+            epoch_state,
+            read_options,
+            options.collate_fn,
+            options.plan.shuffle_seed,
+            process_group=options.process_group,
+            ranks_are_assumed=options.ranks_are_assumed,
+        )
         return StructuredDataLoader(dataset, **options.torch_options), dataset
 
     @property

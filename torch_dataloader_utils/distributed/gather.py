@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import torch.distributed as dist
 
+from torch_dataloader_utils.dataset.ranks import require_one_process
 from torch_dataloader_utils.distributed.groups import Group, Sum, all_gather, group_of, size_of
 from torch_dataloader_utils.errors import CheckpointMismatchError, RankMismatchError, cut, shown
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
@@ -79,7 +80,7 @@ def num_ranks_of(source: Stateful) -> int:
 
 
 def gather_each(source: Stateful, group: Group) -> list[dict[str, Any]]:
-    """Do the same in an initialised process group."""
+    """Return the states of all ranks, in an initialised process group: see `gather_states`."""
     gathered = _one_of_each_rank(_gather_results(lambda: state_of(source), group))
     require_equal_digests([state["plan_digest"] for state in gathered], gathered)
     for state in gathered[1:]:
@@ -270,12 +271,15 @@ def require_same_plan(dataset: Planned | StructuredDataLoader | DeviceLoader, gr
 
     Raises:
         RankMismatchError: If plans differ, or several processes deliver a rank and none delivers another; the message
-            names the ranks.
+            names the ranks. If a process opened its dataset before it could know that there are others.
     """
     if not dist.is_initialized():
         return
     planned = _planned(dataset)
-    gathered = all_gather((planned.plan_digest, planned.rank, planned.num_ranks), group_of(dataset, group))
+    is_assumed = getattr(planned, "ranks_are_assumed", False)
+    gathered = all_gather((planned.plan_digest, planned.rank, is_assumed), group_of(dataset, group))
+    if len(gathered) > 1 and any(is_assumed for *_, is_assumed in gathered):
+        require_one_process()
     require_equal_digests([digest for digest, *_ in gathered])
     require_all_ranks([rank for _, rank, _ in gathered], planned.num_ranks)
 
@@ -285,7 +289,7 @@ def _planned(source: Planned | StructuredDataLoader | DeviceLoader) -> Planned:
 
 
 def require_one_plan(source: Stateful, group: Group) -> dict[str, Any]:
-    """Do the same by this rank's state, and return it. The message also says in what the states differ."""
+    """Return this rank's state, or raise as `require_same_plan` does; the message also says in what states differ."""
     states: list[dict[str, Any]] = []
 
     def planned() -> tuple[str | None, int, int]:

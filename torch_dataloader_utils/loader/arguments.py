@@ -167,10 +167,13 @@ def parse_columns(columns: object, row_id_column: object) -> list[str] | None:
     return names
 
 
-def resolve_rank(num_ranks: int | None, rank: int | None, process_group: tuple[int, int] | None) -> tuple[int, int]:
+def resolve_rank(
+    num_ranks: int | None, rank: int | None, process_group: tuple[int, int] | None
+) -> tuple[int, int] | None:
     """Return the number of ranks and this rank: as specified, else of the process group, else of the environment.
 
-    `process_group` is the world size and the rank of the initialised process group, or None.
+    `process_group` is the world size and the rank of the initialised process group, or None. None is returned where
+    none of them tells.
     """
     if (num_ranks is None) != (rank is None):
         raise ValueError(f"num_ranks={num_ranks!r} and rank={rank!r}: give both or neither")
@@ -178,7 +181,7 @@ def resolve_rank(num_ranks: int | None, rank: int | None, process_group: tuple[i
         if process_group is not None:
             return process_group
         if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
-            return 1, 0
+            return None
         num_ranks, rank = environment_count("WORLD_SIZE"), environment_count("RANK", least=0)
     num_ranks, rank = require_count(num_ranks, "num_ranks"), require_count(rank, "rank", least=0)
     if rank >= num_ranks:

@@ -143,10 +143,19 @@ def entry_refusal(data: str) -> str | None:
     return message_of(CheckpointEntry(make_loader(data, num_ranks=1, rank=0)[0]).state_dict)
 
 
+def opened_early(data: str) -> StructuredDataLoader:
+    """Return a loader that was opened where nothing told how many ranks there are."""
+    hidden = {name: os.environ.pop(name) for name in ("RANK", "WORLD_SIZE")}
+    loader, _ = make_loader(data)
+    os.environ |= hidden
+    return loader
+
+
 def main() -> None:
     """Run every case and write what this rank delivered."""
     arguments = json.loads(sys.argv[1])
     warnings.simplefilter("ignore", UnevenRanksWarning)
+    early = opened_early(arguments["data"])
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
@@ -159,6 +168,7 @@ def main() -> None:
     report: dict[str, Any] = {"delivered": delivered}
     if arguments["stop"]:
         report["refusals"] = refusals(arguments["data"])
+        report["early"] = [message_of(lambda: iter(early)), message_of(lambda: require_same_plan(early))]
         report["without values"] = steps_without_values(arguments["data"])
     (directory / f"run-{arguments['run']}-rank-{rank}.json").write_text(json.dumps(report))
     leave_group()

@@ -1,4 +1,4 @@
-"""The ranks of a loader, from a device mesh. Nothing here communicates."""
+"""The ranks of a loader: those of a device mesh, or others. Nothing here communicates."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+import torch.distributed as dist  # noqa: TID251 - only its size and rank are read
+
+from torch_dataloader_utils.errors import RankMismatchError
 
 METHODS = ("get_coordinate", "get_group", "ndim", "shape")
 
@@ -33,21 +37,23 @@ class Mesh(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class MeshRanks:
-    """The ranks that a mesh stands for: its processes in row-major order.
+class Ranks:
+    """How many ranks share the rows, and which of them this process is. Those of a mesh are in row-major order.
 
     Attributes:
         num_ranks: Number of ranks.
         rank: This rank.
-        process_group: The process group of all ranks; with several dimensions a tuple, the group along each.
+        process_group: The process group of a mesh; with several dimensions a tuple, the group along each. Else None.
+        are_assumed: Whether there is one rank because nothing tells how many there are.
     """
 
     num_ranks: int
     rank: int
     process_group: Any
+    are_assumed: bool = False
 
     @classmethod
-    def of(cls, mesh: Mesh) -> MeshRanks:
+    def of(cls, mesh: Mesh) -> Ranks:
         """Return the ranks of a mesh.
 
         Raises:
@@ -65,3 +71,22 @@ class MeshRanks:
             rank = rank * size + position
         groups = tuple(mesh.get_group(dimension) for dimension in range(mesh.ndim))
         return cls(math.prod(shape), rank, groups[0] if len(groups) == 1 else groups)
+
+
+def world() -> tuple[int, int] | None:
+    """Return the size of the default process group, and the rank in it; None where there is none."""
+    return (dist.get_world_size(), dist.get_rank()) if dist.is_available() and dist.is_initialized() else None
+
+
+def require_one_process() -> None:
+    """Raise where this process is one of several by now, each of which has assumed that it is the only one.
+
+    Raises:
+        RankMismatchError: If the default process group has several processes.
+    """
+    processes, _ = world() or (1, 0)
+    if processes > 1:
+        msg = "this dataset was opened before there was a process group, and without RANK and WORLD_SIZE: as that of "
+        msg += f"the only rank. Now there are {processes} processes, each of which would read all rows: open it after "
+        msg += "init_process_group, or pass num_ranks and rank, which are 1 and 0 where each is to read all rows"
+        raise RankMismatchError(msg)
