@@ -189,6 +189,24 @@ def test_verify_finds_nothing_wrong_with_unchanged_files(tdu, place):
     assert done.value["total"]["done"] + done.value["total"]["under_way"] == RANKS * 7 * BATCH
 
 
+def test_verify_fails_where_the_states_of_ranks_are_missing(tdu, made, tmp_path):
+    shutil.copytree(made / "after-7", tmp_path / "some")
+    doomed = sorted((tmp_path / "some").iterdir())[1]
+    doomed.unlink()
+    for path, missing in ((tmp_path / "some", [1]), (made / "after-7" / doomed.name, [0, *range(2, RANKS)])):
+        done = tdu("verify", path, made / "data")
+        assert (done.code, f"Not complete: the states of ranks {missing} of {RANKS} are missing" in done.out) == (
+            1,
+            True,
+        )
+        value = tdu("verify", path, "--json").value
+        assert (value["missing_ranks"], value["is_fine"]) == (missing, True)
+    (tmp_path / "today").mkdir()
+    shutil.copy(made / "data" / "part-0.parquet", tmp_path / "today")
+    done = tdu("verify", tmp_path / "some", tmp_path / "today")
+    assert (done.code, "Not fine: the states of ranks [1] missing, " in done.out) == (1, True)
+
+
 def test_verify_names_each_file_that_differs(tdu, made, tmp_path):
     shutil.copytree(made / "data", tmp_path / "today")
     (tmp_path / "today" / "part-1.parquet").unlink()

@@ -1,11 +1,13 @@
 """Compare a checkpoint with today's files, and count for each file what is done, under way, left, missing, twice.
 
-The exit code is 1 if a file differs, rows are missing or recorded twice, or the states do not fit together.
+The exit code is 1 if a file differs, rows are missing or recorded twice, or states of ranks are missing or do not fit
+together.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torch_dataloader_utils.cli.options import (
@@ -29,6 +31,7 @@ from torch_dataloader_utils.cli.report import (
     plain,
     plural,
 )
+from torch_dataloader_utils.errors import shown
 
 if TYPE_CHECKING:
     from torch_dataloader_utils.checkpoint.audit_result import Audit, FileAudit
@@ -53,15 +56,17 @@ def run(arguments: argparse.Namespace) -> Report:
 
     options = storage_options(arguments)
     found = audit(arguments.checkpoint, arguments.path, options, key=arguments.key, storage_timeout=TIMEOUT_SEC)
-    value = plain(found) | {"is_fine": found.is_fine}
-    return Report(value, _blocks(found, arguments.path), FINE if found.is_fine else MISMATCH)
+    missing = sorted(set(range(found.num_ranks)).difference(rank.rank for rank in found.ranks))
+    value = plain(found) | {"is_fine": found.is_fine, "missing_ranks": missing}
+    code = FINE if found.is_fine and not missing else MISMATCH
+    return Report(value, _blocks(found, arguments.path, missing), code)
 
 
-def _blocks(found: Audit, path: str | None) -> list[Block]:
+def _blocks(found: Audit, path: str | None, missing: Sequence[int]) -> list[Block]:
     blocks: list[Block] = [Facts(_facts(found, path), found.root), _ranks(found), *_files(found)]
     blocks += [Line(f"Note: {note}", "dim") for note in found.notes]
     blocks += [Line(f"Mismatch: {text}", "bad") for text in (*found.problems, *found.differences)]
-    return [*blocks, _verdict(found)]
+    return [*blocks, _verdict(found, missing)]
 
 
 def _facts(found: Audit, path: str | None) -> list[tuple[str, Text]]:
@@ -111,10 +116,13 @@ def _change(file: FileAudit) -> Text:
     return "" if file.change is None else Cell(file.change, "bad")
 
 
-def _verdict(found: Audit) -> Line:
+def _verdict(found: Audit, missing: Sequence[int]) -> Line:
+    if found.is_fine and missing:
+        whose = f"ranks {shown(list(missing))} of {found.num_ranks}"
+        return Line(f"Not complete: the states of {whose} are missing, and a run needs those of all ranks.", "bad")
     if found.is_fine:
         return Line("Fine: nothing is missing or recorded twice.", "good")
-    parts = []
+    parts = [f"the states of ranks {shown(list(missing))} missing"] if missing else []
     files = sum(file.change is not None for file in found.files)
     if files:
         parts.append(f"{plural(files, 'file')} {'differs' if files == 1 else 'differ'}")
