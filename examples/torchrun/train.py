@@ -3,9 +3,10 @@
     export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # or a restart may fail: see docs/guide/torchrun.md
     torchrun --standalone --nproc-per-node=2 --max-restarts=3 examples/torchrun/train.py --run-dir /tmp/run
 
-Kill a rank, and the training continues from its newest checkpoint. docs/guide/torchrun.md says how to run it on
-several nodes. The model predicts from a few numbers how late a flight arrives. For the count at the end, a checkpoint
-also holds the ids of the rows that its model was trained on.
+Kill a rank, and the training continues from its newest checkpoint. Send it SIGTERM, as a scheduler does before it takes
+a machine away, and all ranks save before they end. docs/guide/torchrun.md says how to run it on several nodes. The
+model predicts from a few numbers how late a flight arrives. For the count at the end, a checkpoint also holds the ids
+of the rows that its model was trained on.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import signal
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -61,6 +64,8 @@ class Training:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05)
         self.loader, self.dataset = make_loader(data, batch_size)
         self.data, self.checkpoint = data, checkpoint
+        self.taken = torch.zeros(1)  # 1 once this rank was told that its machine is taken away
+        signal.signal(signal.SIGTERM, lambda _number, _frame: self.taken.fill_(1))
         self.starts = 0
         self.new_rows: list[Tensor] = []  # of this rank, since the newest checkpoint
         self.rows: list[tuple[int, Tensor]] = []  # rank 0: of all ranks, up to the newest checkpoint, with their epochs
@@ -108,15 +113,30 @@ class Training:
         self.optimizer.step()
         self.new_rows.append(batch["row_id"].clone())
 
-    def train(self, epochs: int, checkpoint_every: int) -> None:
-        """Train the rest of the epoch that a checkpoint was saved in, and all epochs after it."""
+    def is_taken_away(self) -> bool:
+        """Return whether the machine of any rank is about to be taken away. All ranks call it after the same step."""
+        of_any = self.taken.clone()
+        dist.all_reduce(of_any, dist.ReduceOp.MAX)
+        return bool(of_any)
+
+    def train(self, epochs: int, checkpoint_every: int) -> bool:
+        """Train the rest of the epoch that a checkpoint was saved in, and all epochs after it.
+
+        Returns:
+            Whether that was done; False if it was saved and left because a machine is taken away.
+        """
         for epoch in range(self.dataset.epoch, epochs):
             self.loader.set_epoch(epoch)  # keeps the state that was just loaded, which is of this epoch
             for number, batch in enumerate(self.loader, start=1):
                 self.step(batch)
-                if number % checkpoint_every == 0:
+                is_taken_away = self.is_taken_away()
+                if is_taken_away or number % checkpoint_every == 0:
                     self.save()
+                if is_taken_away:
+                    dist.barrier()  # torchrun ends all ranks as soon as one has left
+                    return False
             self.save()
+        return True
 
     def report(self) -> None:
         """Print how many rows of each epoch the model was not trained on, or more than once."""
@@ -146,12 +166,14 @@ def main() -> None:
     training = Training(arguments.data, arguments.batch_size, arguments.run_dir / "checkpoint.pt")
     training.resume()
     require_same_plan(training.dataset)
-    training.train(arguments.epochs, arguments.checkpoint_every)
-    if dist.get_rank() == 0:
+    is_done = training.train(arguments.epochs, arguments.checkpoint_every)
+    if is_done and dist.get_rank() == 0:
         training.report()
     del training
     gc.collect()  # DDP is in a reference cycle and holds the process group, whose threads would not end
     dist.destroy_process_group()
+    if not is_done:
+        sys.exit(1)  # so that torchrun starts the ranks of the other nodes again
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from jobs.processes import wait_until_none
+from jobs.ranks import run_ranks, running_ranks
 from jobs.torchrun import Job, running
 from support import batches_of
 from torch.distributed import TCPStore
@@ -83,6 +84,17 @@ def test_a_job_whose_rank_is_killed_restarts_and_the_same_batches_follow(tmp_pat
         )
         whole = [row for batch in batches_of(loader) for row in batch]
         assert [row for _, rows in checkpoint["rows"][rank::2] for row in rows.tolist()] == whole
+
+
+def test_ranks_of_which_one_is_told_to_end_save_after_the_same_step_and_go_on_there(tmp_path, leaves_nothing_behind):
+    stops = {1: {"step": 25, "rank": 1, "how": "terminate"}}
+    with running_ranks("torchrun_job.py", 2, arguments(tmp_path, stops), tmp_path) as job:
+        assert job.wait(240) == 1, job.output()
+    assert [state["batches_delivered"] for state in trained(tmp_path)["loaders"]] == [25, 25]
+    assert [(tmp_path / f"steps-1-{rank}").read_text() for rank in range(2)] == ["25", "25"]
+    run_ranks("torchrun_job.py", 2, arguments(tmp_path, stops), tmp_path)
+    assert trained(tmp_path)["starts"] == 2
+    check_rows(trained(tmp_path), epochs=1)
 
 
 @pytest.mark.soak

@@ -1,8 +1,9 @@
-"""Under torchrun: the example's training, of which one start is stopped at a step if told to.
+"""In ranks, as under torchrun: the example's training, of which one start is stopped at a step if told to.
 
 Its argument, JSON: ``arguments``, the example's command line; ``stops``, by the number of the start: the ``step``, the
-``rank``, and ``how``: ``die`` by SIGKILL, or ``hold``, to wait for being killed. A rank that stops writes the mark of
-its torchrun into a file in ``directory``.
+``rank``, and ``how``: ``die`` by SIGKILL; ``hold``, to wait for being killed; or ``terminate``, to get SIGTERM and
+go on. A rank that is stopped in another way writes the mark of its torchrun into a file in ``directory``. Each rank
+writes how many steps it has made into another one.
 """
 
 from __future__ import annotations
@@ -34,8 +35,12 @@ class Stopped(train.Training):
         """Make a step, after which this rank may stop."""
         super().step(batch)
         self.steps += 1
+        Path(ARGUMENTS["directory"], f"steps-{self.starts}-{dist.get_rank()}").write_text(str(self.steps))
         stop = ARGUMENTS["stops"].get(str(self.starts))
         if stop is None or [self.steps, dist.get_rank()] != [stop["step"], stop["rank"]]:
+            return
+        if stop["how"] == "terminate":
+            signal.raise_signal(signal.SIGTERM)  # to this thread: its handler has run when this returns
             return
         unfinished = Path(ARGUMENTS["directory"], "unfinished")
         unfinished.write_text(os.environ["TEST_JOB"])
