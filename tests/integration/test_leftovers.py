@@ -9,8 +9,10 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
+from multiprocessing import active_children
 from multiprocessing.synchronize import SemLock
 from pathlib import Path
 from typing import Any
@@ -245,3 +247,71 @@ def test_a_process_that_cannot_be_forked_is_one_error_and_nothing_more(path, mon
     collect_garbage()
     assert not ignored
     assert sorted(all_rows_of(loader)) == list(range(ROWS))
+
+
+@pytest.mark.parametrize("last", [0, 1])
+def test_a_thread_that_cannot_be_started_with_the_workers_is_one_error_and_nothing_more(path, monkeypatch, last):
+    """The system refuses threads for the same reasons as processes."""
+    started, own = [], os.getpid()
+    start = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if len(started) == last and os.getpid() == own:
+            raise RuntimeError("can't start new thread")
+        started.append(start(thread))
+
+    loader, _ = open_loader(path, num_workers=2, multiprocessing_context="fork")
+    ignored: list[Any] = []
+    monkeypatch.setattr("sys.unraisablehook", ignored.append)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refused)
+        with pytest.raises(BlockingIOError, match=r"workers cannot be started: .*ulimit -u; pids.max"):
+            iter(loader)
+        collect_garbage()
+        assert not active_children()
+    assert not ignored
+    assert sorted(all_rows_of(loader)) == list(range(ROWS))
+
+
+def test_a_thread_that_cannot_be_started_in_a_worker_is_an_error_at_once(path, monkeypatch):
+    start, own = threading.Thread.start, os.getpid()
+
+    def refused(thread: threading.Thread) -> None:
+        if os.getpid() != own:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    loader, _ = open_loader(path, num_workers=2, multiprocessing_context="fork", persistent_workers=False)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refused)
+        with pytest.raises(RuntimeError, match=r"worker process 0(.|\n)*can't start new thread"):
+            next(iter(loader))
+    collect_garbage()
+    assert not active_children()
+    assert sorted(all_rows_of(loader)) == list(range(ROWS))
+
+
+@pytest.mark.parametrize("how", ["left", "read to its end", "replaced"])
+@pytest.mark.parametrize("persistent", [False, True], ids=["new workers", "persistent"])
+def test_workers_end_where_no_thread_can_be_started_any_more(path, monkeypatch, how, persistent):
+    """To ask them to end takes one. Nothing else would end them, and Python would wait for them when it exits."""
+
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    loader, _ = open_loader(path, num_workers=2, multiprocessing_context="fork", persistent_workers=persistent)
+    iterator = iter(loader)
+    rows = rows_of(next(iterator))
+    ignored: list[Any] = []
+    monkeypatch.setattr("sys.unraisablehook", ignored.append)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refused)
+        if how == "read to its end":
+            rows += [row for batch in iterator for row in rows_of(batch)]
+            assert sorted(rows) == list(range(ROWS))
+        elif how == "replaced":
+            loader.set_epoch(1)
+        del iterator, loader
+        collect_garbage()
+        assert not active_children()
+    assert not ignored

@@ -313,7 +313,7 @@ class StructuredDataLoader(DataLoader[Any]):
     def _send(self, assigned: Mapping[int, Sequence[Assignment]]) -> None:
         """Send each worker what it is assigned."""
         knows_all = self._context().get_start_method() == "fork"  # a worker has the memory of this process
-        with interrupt_later():  # a queue starts a thread
+        with interrupt_later(), shortage_explained():  # a queue starts a thread
             for worker, channel in enumerate(self._channels):
                 parts = assigned[worker]
                 channel.send(parts if knows_all else self._dataset.with_footers(parts, channel.known))

@@ -45,7 +45,7 @@ SHORTAGES = {
     errno.ENOSPC: "the shared memory is full, which has their semaphores and batches: make /dev/shm larger",
     errno.EMFILE: "the process may open no more files: raise its limit (ulimit -n)",
     errno.ENFILE: "the system may open no more files",
-    errno.EAGAIN: "the user may start no more processes: raise the limit (ulimit -u)",
+    errno.EAGAIN: "no more processes and threads may be started: raise the limit (ulimit -u; pids.max of a container)",
     errno.ENOMEM: "there is no memory left",
 }
 """What the system lacks where it does not start a worker, and what to do."""
@@ -61,6 +61,16 @@ def shortage_explained() -> Iterator[None]:
             raise
         msg = f"workers cannot be started: {error.strerror}; {SHORTAGES[error.errno]}, or use fewer workers"
         raise OSError(error.errno, msg) from error
+    except RuntimeError as error:
+        if not is_refused_thread(error):
+            raise
+        msg = f"workers cannot be started: {error}; {SHORTAGES[errno.EAGAIN]}, or use fewer workers"
+        raise OSError(errno.EAGAIN, msg) from error
+
+
+def is_refused_thread(error: RuntimeError) -> bool:
+    """Whether an error is Python's about a thread that the system did not start. It has no class of its own."""
+    return "can't start new thread" in str(error)
 
 
 class StartupBarrier:
@@ -79,9 +89,10 @@ class StartupBarrier:
         try:
             self._reports = context.Semaphore(0)
         except OSError as error:  # the first semaphore of several: torch's queues have some, too
-            msg = f"worker processes need semaphores, which the system refuses ({error.strerror}): they are "
-            msg += "files in /dev/shm; mount it with the right to write, or use num_workers=0"
-            raise OSError(error.errno, msg) from error
+            advice = "they are files in /dev/shm; mount it with the right to write"
+            advice = SHORTAGES.get(error.errno or 0, advice)
+            msg = f"worker processes need semaphores, which the system refuses ({error.strerror}): {advice}, "
+            raise OSError(error.errno, f"{msg}or use num_workers=0") from error
 
     def report(self) -> None:
         """Report, in a worker, that it can read."""
@@ -127,8 +138,10 @@ class WorkerSetup:
 
     def __call__(self, worker: int) -> None:
         """Set up the worker with this number."""
-        allocate_in_new_thread()
-        self._startup.report()
+        try:
+            allocate_in_new_thread()
+        finally:
+            self._startup.report()  # an error, too, which torch sends with the first message
         leave_signals_to_training_process()
         pa.set_cpu_count(self._decoding_threads)
         end_with_training_process(is_started_in_main_thread=self._is_started_in_main_thread)

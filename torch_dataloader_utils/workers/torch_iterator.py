@@ -29,7 +29,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from torch_dataloader_utils.errors import SilentWorkerWarning, WorkerError, warn_user
 from torch_dataloader_utils.workers.channel import WorkerChannel
 from torch_dataloader_utils.workers.direct_queue import DirectContext, LoaderWithContext
-from torch_dataloader_utils.workers.lifecycle import has_ended, interrupt_later
+from torch_dataloader_utils.workers.lifecycle import has_ended, interrupt_later, is_refused_thread
 
 SILENCE_SEC = 30.0
 """After how long a warning names the worker that is waited for and has sent nothing."""
@@ -246,7 +246,8 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
         """End the workers, at once if one is broken, else by themselves if they can; and close their channels."""
         if not self.is_inherited:
             for channel in self._channels:
-                channel.assignments.end()  # a worker that waits for them hears of no other end
+                with _despite_refused_threads():
+                    channel.assignments.end()  # a worker that waits for them hears of no other end
         self._shutdown_workers()
         for channel in self._channels:
             channel.close()
@@ -260,12 +261,14 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
             return
         with interrupt_later():
             if hasattr(self, "_workers") and not self._shutdown:  # else torch had not begun to start them
-                if not any(_is_broken(worker) for worker in self._workers):
-                    self._ask_to_end()
+                with _despite_refused_threads():
+                    if not any(_is_broken(worker) for worker in self._workers):
+                        self._ask_to_end()
                 self.kill()
                 self._end_pinning()
             if hasattr(self, "_workers_status"):  # else not all of them could be started
-                super()._shutdown_workers()
+                with _despite_refused_threads():
+                    super()._shutdown_workers()
 
     def _ask_to_end(self) -> None:
         """Let the workers end by themselves, within `END_SEC` for all together."""
@@ -341,6 +344,16 @@ class _DoneEvent:
             setting = threading.Thread(target=self._event.set, name="end_workers", daemon=True)
             setting.start()
             setting.join(END_SEC)
+
+
+@contextlib.contextmanager
+def _despite_refused_threads() -> Iterator[None]:
+    """Go on where the system starts no thread: to ask workers takes one, and to kill them does not."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_refused_thread(error):
+            raise
 
 
 def _is_broken(worker: BaseProcess) -> bool:
