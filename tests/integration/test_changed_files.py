@@ -157,3 +157,24 @@ def test_a_mapped_file_that_is_cut_short_while_it_is_read_ends_the_process(chang
     path, _ = changing
     with pytest.raises(AssertionError, match="status -7"):  # SIGBUS
         cut_in_midair(path, tmp_path, "mapped")
+
+
+OTHERS = {
+    "a pipe": (os.mkfifo, "this is no regular file any more"),
+    "a directory": (os.mkdir, "this is no regular file any more"),
+    "an empty file": (lambda path: path.touch(), "changed since it was listed: .* then, 0 bytes now"),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("memory_map", [False, True], ids=["read", "mapped"])
+def test_what_takes_a_files_place_before_it_is_read_is_an_error_at_once(tmp_path, other, memory_map):
+    """To open a pipe waits for somebody who writes, and an empty file cannot be mapped."""
+    path = tmp_path / "part.parquet"
+    write(path, first=0)
+    loader, _ = open_loader(path, num_workers=0, row_id_column=None, memory_map=memory_map)
+    path.unlink()
+    make, expected = OTHERS[other]
+    make(path)
+    with pytest.raises(UnreadableFileError, match=rf"part\.parquet.*{expected}"):
+        next(iter(loader))

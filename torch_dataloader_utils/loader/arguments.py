@@ -137,7 +137,7 @@ def parse_paths(path: object) -> list[str]:
     """Return one path, or each of a list of them, as strings."""
     if isinstance(path, Mapping):
         raise TypeError("path is a mapping, expected a string, a path, or a list of them; MixedDataset mixes sources")
-    if not isinstance(path, (str, os.PathLike, Sequence)):
+    if not isinstance(path, (str, os.PathLike, Sequence)) or isinstance(path, (bytes, bytearray)):
         raise TypeError(f"path={path!r} is {type(path).__name__}, expected a string, a path, or a list of them")
     paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
     if not paths:

@@ -26,6 +26,7 @@ from torch_dataloader_utils.storage.local_file import (
     filesystem_type,
     may_be_mapped,
     read_local,
+    size_of,
 )
 from torch_dataloader_utils.storage.obstore import s3 as obstore_s3
 from torch_dataloader_utils.storage.range_stream import RangeStream, ReceivedRange
@@ -261,6 +262,9 @@ class Storage:
         return RemoteFile(file, fetch, begin)
 
     def _open_local(self, file: StoredFile, kind: type[L]) -> L:
+        with self.errors(file.location):
+            size = self._attempt(lambda _: size_of(file.location), lambda: file.location)
+        self._require_version(file, size, None)  # before it is opened: an empty file cannot be mapped
         with self.errors(file.location):
             opened = self._attempt(lambda _: kind(file.location), lambda: file.location)
         self._require_version(file, opened.size, None)

@@ -7,6 +7,7 @@ import itertools
 import os
 import posixpath
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -283,7 +284,10 @@ def _refuse_twice(storage: Storage, found: Iterable[Mapping[str, Any]]) -> None:
 def _stored(storage: Storage, info: Mapping[str, Any], root: str) -> StoredFile:
     location = str(info["name"])
     if not location.isascii() and location != location.encode(errors="replace").decode():
-        raise UnreadableFileError(f"the file name {location!a} is not valid UTF-8: rename the file")
+        advice = "is not valid UTF-8: rename the file"
+        if storage.is_local and (encoding := sys.getfilesystemencoding()) != "utf-8":
+            advice = f"is not valid in this process' encoding of file names, {encoding}: set PYTHONUTF8=1, or rename it"
+        raise UnreadableFileError(f"the file name {location!a} {advice}")
     size = info["size"]
     if size is None:
         raise UnreadableFileError(f"{storage.display(location)}: the storage does not say how large it is")

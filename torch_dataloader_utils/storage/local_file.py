@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import stat
 import sys
 import threading
 import weakref
@@ -40,8 +41,9 @@ StatFs = ctypes.c_char * 256
 """More than a `struct statfs` has on any machine; it begins with `f_type`."""
 
 
-READ_ONLY = os.O_RDONLY | getattr(os, "O_BINARY", 0)
-"""Flags to open a file for reading: its bytes as they are, also on Windows. Python lets no child inherit it."""
+READ_ONLY = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
+"""Flags to open a file for reading: its bytes as they are, also on Windows; a pipe in its place without waiting for a
+writer. Python lets no child inherit it."""
 
 LOCKED_BYTES = 1 << 24
 """Bytes of one read where reads need a lock."""
@@ -76,6 +78,14 @@ def may_be_mapped(filesystem: int | None) -> bool:
     disk of this machine hardly do.
     """
     return filesystem in LOCAL_FILESYSTEMS
+
+
+def size_of(path: str) -> int:
+    """Return the size of a file, or raise an OSError if it is none: to open a pipe would wait for a writer."""
+    status = os.stat(path)  # noqa: PTH116 - the path as fsspec takes it
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError("this is no regular file any more")
+    return status.st_size
 
 
 class LocalFile(ABC):
