@@ -204,6 +204,36 @@ def test_files_elsewhere_may_be_written_as_paths_and_urls_and_have_deletion_vect
     assert sorted(row for batch in loader for row in batch["id"]) == [0, 2, 4, 5, *range(6, 12)]
 
 
+@pytest.mark.parametrize("escape", ["", "all", "some"])
+def test_a_file_has_its_deletion_vector_however_the_log_escapes_its_name(tmp_path, escape):
+    """Java leaves letters as they are, other writers do not, and deltalake makes URLs of its own."""
+    name = "city=Zürich [x] a|b!/1:2.parquet"
+    (tmp_path / name).parent.mkdir()
+    pq.write_table(pa.table({"id": range(6)}), tmp_path / name)
+    logged = {"": name, "all": quote(name), "some": quote(name, safe="/=ü!:")}[escape]
+    fields = [{"name": "id", "type": "long", "nullable": True, "metadata": {}}]
+    added_file = {**added(tmp_path / name, deletionVector=vector_inline([1, 3])), "path": logged}
+    commit(
+        tmp_path,
+        0,
+        [{"protocol": protocol(["deletionVectors"])}, {"metaData": metadata(fields)}, {"add": added_file}],
+    )
+    loader, _ = open_table(tmp_path)
+    assert [row for batch in loader for row in batch["id"]] == [0, 2, 4, 5]
+
+
+def test_a_version_that_a_table_does_not_have_yet_is_an_error_with_the_latest(tmp_path):
+    write_deltalake(str(tmp_path), rows_from(0, 40))
+    with pytest.raises(UnreadableFileError, match=r"version 7 of the table .* its latest version is 0"):
+        open_table(tmp_path, version=7)
+
+
+@pytest.mark.parametrize("table", [None, ["a"], b"a"], ids=["none", "a list", "bytes"])
+def test_what_names_no_table_is_an_error_that_names_the_argument(table):
+    with pytest.raises(TypeError, match=rf"table=.* is {type(table).__name__}, expected"):
+        DeltaDataset.create_dataloader(table)
+
+
 @pytest.mark.parametrize("begin", ["", "file://"], ids=["path", "url"])
 @pytest.mark.parametrize("name", ["50%25off", "a%20b", "a%2Fb", "a\\b", "50%off", "a b", "ü+#?"])
 def test_a_table_is_not_read_with_the_log_of_another_whose_name_looks_like_its_own(tmp_path, name, begin):
@@ -389,6 +419,15 @@ def test_a_damaged_deletion_vector_is_an_error(pitted, tmp_path):
     vector.unlink()
     with pytest.raises((UnreadableFileError, FileNotFoundError), match=vector.name):
         open_table(table)
+
+
+def test_a_deletion_vector_at_which_deltalake_panics_is_an_error_as_others(tmp_path):
+    pq.write_table(pa.table({"id": range(6)}), tmp_path / "0.parquet")
+    fields = [{"name": "id", "type": "long", "nullable": True, "metadata": {}}]
+    file = added(tmp_path / "0.parquet", deletionVector={**vector_inline([1]), "pathOrInlineDv": ""})
+    commit(tmp_path, 0, [{"protocol": protocol(["deletionVectors"])}, {"metaData": metadata(fields)}, {"add": file}])
+    with pytest.raises(UnreadableFileError, match=f"the table {tmp_path} cannot be read"):
+        open_table(tmp_path)
 
 
 def test_a_table_on_s3_is_read_with_fsspecs_options_and_its_log_with_deltalakes(tmp_path, s3, pitted):

@@ -374,6 +374,8 @@ def test_a_table_needs_a_snapshot_and_a_catalog_that_knows_it(small):
     open_catalog(small).create_table("db.empty", SCHEMA)
     with pytest.raises(FileNotFoundError, match=r"'db\.empty' has no snapshot"):
         open_table(small, "db.empty")
+    with pytest.raises(TypeError, match=r"table=None is NoneType, expected the table's name in the catalog"):
+        IcebergDataset.create_dataloader(None, catalog_config={})
     with pytest.raises(TypeError, match="catalog_config is str"):
         IcebergDataset.create_dataloader("db.small", catalog_config="sqlite:///catalog.db")
     for name in ("path", "format", "partitioning", "manifest"):

@@ -139,7 +139,7 @@ class VersionFiles(FileSet):
         require_options(delta_options, "delta_options")
         if version is not None:
             version = require_count(version, "version", least=0)
-        return cls(os.fspath(table), version, storage_options, delta_options)
+        return cls(_url_of(table), version, storage_options, delta_options)
 
     def open(self, request: Request) -> OpenedFiles:
         """Read the log, and the footers of its files."""
@@ -160,6 +160,14 @@ class VersionFiles(FileSet):
                 pin={"version": log.version},
             )
             return open_files(storage, listing, Parquet(), request, annotations=annotations)
+
+
+def _url_of(table: object) -> str:
+    """Return a table's directory as it was given, or raise a TypeError."""
+    url = os.fspath(table) if isinstance(table, (str, os.PathLike)) else None
+    if not isinstance(url, str):
+        raise TypeError(f"table={table!r} is {type(table).__name__}, expected the path or URL of a table's directory")
+    return url
 
 
 def _file_url(table: str, path: str) -> str:
@@ -257,10 +265,21 @@ def _explained(url: str, version: int | None, options: dict[str, str] | None) ->
             msg = f"version {version} of the table {url} cannot be read: its log no longer has that version"
             raise OSError(msg) from None
         raise FileNotFoundError(f"there is no table {url}: no log of a Delta table was found") from None
-    except Exception as error:  # noqa: BLE001 - deltalake raises errors of many classes
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # of Rust, in deltalake
+            raise
         cause = " ".join(ANSI.sub("", str(error).partition(BACKTRACE)[0]).split())
+        if version is not None and (latest := _latest_version(url, options)) is not None and latest < version:
+            cause = f"its latest version is {latest}"
         msg = f"{'' if version is None else f'version {version} of '}the table {url} cannot be read: {cause}"
         raise OSError(msg) from None
+
+
+def _latest_version(url: str, options: dict[str, str] | None) -> int | None:
+    """Return a table's latest version; None if it cannot be read."""
+    with contextlib.suppress(Exception):
+        return int(DeltaTable(url, storage_options=options).version())
+    return None
 
 
 def _has_log(url: str, options: dict[str, str] | None) -> bool:
@@ -274,14 +293,16 @@ def _deleted(vectors: pa.Table, table: str, paths: set[str]) -> dict[str, npt.ND
     """Return the numbers of deleted rows, by the path of their file in the log.
 
     `vectors` is deltalake's table of files with deleted rows: their URLs, and for each row whether it is kept. `table`
-    is the table's URL, as deltalake spells it.
+    is the table's URL, as deltalake spells it. Writers escape other characters in the log than deltalake in URLs.
     """
-    root = table.rstrip("/") + "/"
-    by_url = {_absolute_url(path): path for path in paths}
+    root = unquote(table).rstrip("/") + "/"
+    by_name = {unquote(_absolute_url(path)).removeprefix(root): path for path in paths}
+    if len(by_name) < len(paths):
+        raise OSError(f"the log of the table {table} names a file in two ways")
     deleted = {}
     for url, kept in zip(vectors["filepath"].to_pylist(), vectors["selection_vector"], strict=True):
-        path = by_url.get(url, url if url in paths else url.removeprefix(root))
-        if path not in paths:
+        path = by_name.get(unquote(url).removeprefix(root))
+        if path is None:
             raise OSError(f"the table {table} has a deletion vector of {url}, which is not one of its files")
         deleted[path] = np.flatnonzero(~kept.values.to_numpy(zero_copy_only=False)).astype(np.int64)
     return deleted

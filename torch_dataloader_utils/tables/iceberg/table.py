@@ -144,6 +144,7 @@ class CatalogTable(FileSet):
         storage_options: Mapping[str, Any] | None,
     ) -> CatalogTable:
         """Check the arguments that say which table to open."""
+        _require_name(table)
         _require_config(catalog_config)
         if snapshot_id is not None:
             snapshot_id = require_count(snapshot_id, "snapshot_id", least=None)
@@ -191,6 +192,14 @@ class CatalogTable(FileSet):
         except (ValueError, TypeError, NotImplementedError, pa.ArrowException) as error:
             msg = f"scan_filter={self.scan_filter!s:.200} does not fit the columns of {self.name!r}: {error}"
             raise ColumnError(msg) from None
+
+
+def _require_name(table: object) -> None:
+    if not isinstance(table, str):
+        msg = (
+            f"table={table!r} is {type(table).__name__}, expected the table's name in the catalog, such as 'db.events'"
+        )
+        raise TypeError(msg)
 
 
 def _snapshot(loaded: Table, table: str, snapshot_id: int | None) -> Snapshot:
