@@ -18,8 +18,8 @@ from torch_dataloader_utils.cli.opening import OpenedDataset, open_dataset
 from torch_dataloader_utils.cli.report import size
 from torch_dataloader_utils.columns.arrow import nbytes
 from torch_dataloader_utils.columns.arrow_memory import release_unused
+from torch_dataloader_utils.formats.cpus import usable_cpus
 from torch_dataloader_utils.formats.opened_files import OpenedFiles
-from torch_dataloader_utils.workers.cpus import usable_cpus
 
 WORKERS = (0, 2, 4)
 BATCH_SIZES = (256, 1024, 4096)

@@ -43,10 +43,10 @@ WITHOUT_MORE_WORKERS: Mapping[Stage, str] = {
 """What helps where no CPU is idle."""
 
 
-def advise(metrics: MetricsReading, *, num_workers: int, cpus: int) -> str:
+def advise(metrics: MetricsReading, *, num_workers: int, cpus: int, threads: int) -> str:
     """Return whether the loader or the model is the bottleneck, with the figures that say so, and what to change.
 
-    `num_workers` is 0 where the training process reads. `cpus` are those of this rank.
+    `num_workers` is 0 where the training process reads, in which so many threads decode. `cpus` are those of this rank.
     """
     waiting, working = metrics.seconds.waiting_sec, metrics.seconds.between_batches_sec
     passed, batches = waiting + working, metrics.counts["batches_delivered"]
@@ -57,7 +57,10 @@ def advise(metrics: MetricsReading, *, num_workers: int, cpus: int) -> str:
     if waiting < SMALL_SHARE * passed:
         return f"The model is the bottleneck: {waited} A faster loader would not help."
     counters = [worker.counters for worker in metrics.workers]
-    reading = _about_workers(counters, num_workers, cpus) if num_workers else _about_this_process(counters, cpus)
+    if num_workers:
+        reading = _about_workers(counters, num_workers, cpus)
+    else:
+        reading = _about_this_process(counters, cpus, threads)
     return f"The loader is the bottleneck: {waited} {reading}"
 
 
@@ -73,13 +76,16 @@ def _about_workers(workers: Sequence[Counters], num_workers: int, cpus: int) -> 
     return f"{spent}: {_remedy(stage, 'more workers', is_busy=busy >= BUSY_SHARE * cpus)} would help ({figures})."
 
 
-def _about_this_process(counters: Sequence[Counters], cpus: int) -> str:
+def _about_this_process(counters: Sequence[Counters], cpus: int, threads: int) -> str:
     total = _seconds(counters, STAGES[:-1])
     stage = max(DOING, key=lambda stage: _seconds(counters, [stage]))
     busy = sum(one.cpu_sec for one in counters) / (_seconds(counters, STAGES) or 1)
     spent = f"{_percent(_seconds(counters, [stage]) / (total or 1))} of that was spent {DOING[stage]}"
     figures = f"num_workers=0; the process kept {busy:.1f} of {cpus} CPU{'' if cpus == 1 else 's'} busy"
-    return f"{spent}: {_remedy(stage, 'worker processes', is_busy=busy >= BUSY_SHARE * cpus)} would help ({figures})."
+    remedy = _remedy(stage, "worker processes", is_busy=busy >= BUSY_SHARE * cpus)
+    if stage == "decoding_sec" and threads < cpus:
+        remedy = f"more threads for Arrow (OMP_NUM_THREADS or pyarrow.set_cpu_count; it has {threads}) or {remedy}"
+    return f"{spent}: {remedy} would help ({figures})."
 
 
 def _remedy(stage: Stage, workers: str, *, is_busy: bool) -> str:

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from torch.utils.data import DataLoader
 
 from torch_dataloader_utils.errors import nearest
-from torch_dataloader_utils.workers.cpus import environment_count
+from torch_dataloader_utils.formats.cpus import environment_count
 
 PathLike: TypeAlias = str | os.PathLike[str]
 TORCH_OPTIONS = frozenset(inspect.signature(DataLoader).parameters) - {"dataset"} | {"in_order"}

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
+from torch_dataloader_utils.formats.cpus import decoding_threads, usable_cpus
 from torch_dataloader_utils.formats.opened_files import Opened
 from torch_dataloader_utils.loader.advice import advise
 from torch_dataloader_utils.loader.events import Hooks
@@ -14,7 +15,6 @@ from torch_dataloader_utils.loader.metrics import Metrics, MetricsReading
 from torch_dataloader_utils.loader.progress_bar import PassProgress, ProgressBar
 from torch_dataloader_utils.loader.reports import Reports
 from torch_dataloader_utils.planning.topology import Topology
-from torch_dataloader_utils.workers.cpus import usable_cpus
 
 
 class IterationMonitor:
@@ -49,7 +49,8 @@ class IterationMonitor:
     def metrics(self, iteration: Iteration | None, topology: Topology) -> dict[str, Any]:
         """Return the counters of an iteration, and what they say of the bottleneck; None for one without batches."""
         reading = (iteration.metrics if iteration else Metrics(topology.processes)).read()
-        advice = advise(reading, num_workers=topology.num_workers, cpus=max(1, usable_cpus()))
+        cpus, threads = max(1, usable_cpus()), decoding_threads()
+        advice = advise(reading, num_workers=topology.num_workers, cpus=cpus, threads=threads)
         return reading.as_dict() | {"advice": advice}
 
     def total_metrics(self) -> dict[str, Any]:

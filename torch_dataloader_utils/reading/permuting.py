@@ -12,6 +12,7 @@ import pyarrow as pa
 from torch_dataloader_utils.columns.arrow import stacked
 from torch_dataloader_utils.columns.arrow_memory import memory_pool
 from torch_dataloader_utils.columns.selection import take_rows
+from torch_dataloader_utils.formats.cpus import decoding_threads
 from torch_dataloader_utils.reading.arrow_threads import allocate_first
 
 P = ParamSpec("P")
@@ -41,7 +42,7 @@ class Permuter:
     """
 
     def __init__(self, columns: int, budget_bytes: int) -> None:
-        self._helpers: int = max(1, min(pa.cpu_count(), columns // COLUMNS_OF_A_THREAD)) - 1
+        self._helpers: int = max(1, min(decoding_threads(), columns // COLUMNS_OF_A_THREAD)) - 1
         self._bytes = min(PERMUTED_BYTES, budget_bytes // PERMUTED_SHARE)
         threads = max(1, self._helpers)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="shuffle", initializer=allocate_first)

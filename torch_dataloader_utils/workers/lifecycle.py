@@ -25,9 +25,9 @@ from typing import Any
 import pyarrow as pa
 from torch.utils.data import get_worker_info
 
+from torch_dataloader_utils.formats.cpus import usable_cpus
 from torch_dataloader_utils.reading.arrow_threads import allocate_in_new_thread
 from torch_dataloader_utils.workers.channel import WorkerChannel
-from torch_dataloader_utils.workers.cpus import usable_cpus
 
 PARENT_CHECK_SEC = 1.0
 """How often a worker checks that its parent is still the process that started it."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +13,35 @@ import pyarrow.parquet as pq
 import pytest
 from support import all_rows_of, open_loader
 
+from torch_dataloader_utils.formats import cpus
+from torch_dataloader_utils.formats.cpus import decoding_threads
 from torch_dataloader_utils.reading.row_groups.decoder import Decoder
 
 SIZES = {"a": 4_000, "b": 10, "c": 10, "d": 10}
 """Rows of each file, which is one row group: the first is larger than all others together."""
 
 
+def two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pa, "cpu_count", lambda: 2)
+
+
+def one_thread_for_other_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torchrun starts each of several ranks on a machine."""
+    monkeypatch.setattr(pa, "cpu_count", lambda: 1)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+@pytest.mark.parametrize("threads", [two_threads, one_thread_for_other_libraries])
 def test_a_row_group_does_not_wait_for_a_large_one_while_another_thread_is_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
     first = 0
     for name, rows in SIZES.items():
         pq.write_table(pa.table({"id": range(first, first + rows)}), tmp_path / f"{name}.parquet")
         first += rows
-    monkeypatch.setattr(pa, "cpu_count", lambda: 2)
+    threads(monkeypatch)
     decode = Decoder._attempt
     third = threading.Event()
     came: list[bool] = []
@@ -41,3 +58,19 @@ def test_a_row_group_does_not_wait_for_a_large_one_while_another_thread_is_free(
     loader, _ = open_loader(tmp_path, batch_size=100)
     assert all_rows_of(loader) == list(range(sum(SIZES.values())))
     assert came == [True]
+
+
+def test_as_many_threads_decode_as_arrow_has_unless_it_has_one_for_the_sake_of_other_libraries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one_thread_for_other_libraries(monkeypatch)
+    assert decoding_threads() == 2, "two ranks share four CPUs"
+    monkeypatch.setattr(cpus, "get_worker_info", object)
+    assert decoding_threads() == 1, "a worker, which has its share already"
+    monkeypatch.undo()
+    monkeypatch.setattr(pa, "cpu_count", lambda: 1)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert decoding_threads() == 1, "the program says so by pyarrow.set_cpu_count"
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setattr(pa, "cpu_count", lambda: 3)
+    assert decoding_threads() == 3

@@ -21,6 +21,7 @@ import pyarrow as pa
 from torch_dataloader_utils.columns.arrow import sliced, stacked
 from torch_dataloader_utils.columns.arrow_memory import release_unused
 from torch_dataloader_utils.errors import UnreadableFileError
+from torch_dataloader_utils.formats.cpus import decoding_threads
 from torch_dataloader_utils.formats.opened_files import OpenedFiles
 from torch_dataloader_utils.formats.read_cache import ReadCache
 from torch_dataloader_utils.planning.excluded import NOTHING_EXCLUDED, EpochExclusions
@@ -85,7 +86,7 @@ class RowGroupReader:
         self._fetcher = Fetcher(files.storage, files.files, codec.layout, files.row_group_name)
         self._held: list[ReferenceType[Any]] = []  # of files that were closed
         self._new_decoder = partial(Decoder, files, codec, self._fetcher, read_cache.reads, self._held)
-        self._decoders = [self._new_decoder() for _ in range(min(MOST_DECODERS, pa.cpu_count()))]
+        self._decoders = [self._new_decoder() for _ in range(min(MOST_DECODERS, decoding_threads()))]
         self._decoded: defaultdict[tuple[FileRowGroup, ...], deque[DecodedTables]] = defaultdict(deque)
         self._waits: list[Wait] = []
         self.sizes = RowGroupSizes(

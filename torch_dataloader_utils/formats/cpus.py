@@ -1,8 +1,11 @@
-"""The CPUs of a rank, and the number of worker processes that it starts by default."""
+"""The CPUs of a rank: how many threads decode, and how many worker processes are started by default."""
 
 from __future__ import annotations
 
 import os
+
+import pyarrow as pa
+from torch.utils.data import get_worker_info
 
 
 def default_num_workers(num_ranks: int) -> int:
@@ -19,6 +22,18 @@ def usable_cpus() -> int:
     # The affinity, where the system has it: a container or a scheduler may allow fewer CPUs than the machine has.
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return usable // environment_count("LOCAL_WORLD_SIZE", default="1")
+
+
+def decoding_threads() -> int:
+    """Return how many threads decode in this process: as many as Arrow has, which workers set to their share.
+
+    Arrow has a single one where OMP_NUM_THREADS is 1. torchrun sets it so for each of several ranks on a machine, and
+    many scripts do, for other libraries. In the training process that would leave the rank's other CPUs idle.
+    """
+    is_for_others = os.environ.get("OMP_NUM_THREADS") == "1" and pa.cpu_count() == 1
+    if is_for_others and get_worker_info() is None:
+        return max(1, usable_cpus())
+    return int(pa.cpu_count())
 
 
 def environment_count(name: str, *, least: int = 1, default: str = "") -> int:
