@@ -270,11 +270,13 @@ NOT_WRAPPED = """
 import pytest
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from support import open_loader
+from torch_dataloader_utils import to_device
 from torch_dataloader_utils.integrations.lightning import ResumableLoader
 
 loader, _ = open_loader("data")
-with pytest.raises(TypeError, match=r"ResumableLoader\\(loader\\)"):
-    CombinedLoader(loader)._state_dicts()
+for plain in (loader, to_device(loader, "cpu")):
+    with pytest.raises(TypeError, match=r"ResumableLoader\\(loader\\)"):
+        CombinedLoader(plain)._state_dicts()
 wrapped = ResumableLoader(loader)
 assert [list(state) for state in CombinedLoader(wrapped)._state_dicts()] == [["ranks"]]
 with pytest.raises(ValueError, match="saved without ResumableLoader"):

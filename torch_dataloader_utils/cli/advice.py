@@ -53,8 +53,10 @@ def _workers(summary: EpochSummary) -> Iterator[Advice]:
         return
     what = f"{plural(streams, 'process', 'processes')} that read ({_grid(summary)})"
     idle = workers.count(0)
-    target = max(1, summary.files.expected_rows // (streams * SHARDS_PER_WORKER))
-    smaller = f"write row groups of about {count(target)} rows, or use fewer workers"
+    target = summary.files.expected_rows // (streams * SHARDS_PER_WORKER)
+    smaller = "use fewer workers"
+    if _may_be_as_small(summary, target):
+        smaller = f"write row groups of about {count(target)} rows, or {smaller}"
     if idle:
         reason = f"{plural(groups, 'row group')} for {what}: {count(idle)} of them have nothing to read"
         yield Advice("workers", smaller, reason)
@@ -116,15 +118,25 @@ def _mix_more(summary: EpochSummary, together: int, target: int) -> tuple[str, s
         f"rows of about {plural(together, 'row group')} are shuffled together; row groups have {count(rows.median)} "
     )
     reason += f"rows, the buffer {count(options['shuffle_buffer_size'])}"
-    text = f"write row groups of at most {count(target)} rows, or use a larger --buffer"
+    text = "use a larger --buffer"
+    if _may_be_as_small(summary, target):
+        text = f"write row groups of at most {count(target)} rows, or {text}"
     if summary.most_rounds > 1:
         text += f", or a larger --interleave than {options['shuffle_interleave']}"
     return text, reason
 
 
+def _may_be_as_small(summary: EpochSummary, rows: int) -> bool:
+    """Whether row groups can be written with so few rows, and still cost less to open than to read."""
+    files = summary.files
+    return files.has_row_groups and (rows >= FEW_ROWS or rows * files.row_bytes >= FEW_BYTES)
+
+
 def _row_groups(summary: EpochSummary) -> Iterator[Advice]:
     """Advise where row groups are too large to be read whole, or too small."""
     files, ahead = summary.files, summary.options["read_ahead_bytes"]
+    if not files.has_row_groups:
+        return
     least = budget_for_whole(files.row_group_bytes.most)
     if least > ahead:
         text = f"write smaller row groups, or pass read_ahead_bytes of {size(least)} or more"

@@ -75,6 +75,11 @@ class FilesSummary:
     row_group_bytes: Sizes
 
     @property
+    def has_row_groups(self) -> bool:
+        """Whether whoever writes the files decides on row groups; those of text are ranges of lines."""
+        return self.format in ("parquet", "orc")
+
+    @property
     def unit(self) -> str:
         """What shards, ranks and workers have: rows, or bytes of text whose rows are not counted."""
         return "bytes" if self.rows is None else "rows"

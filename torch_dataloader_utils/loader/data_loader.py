@@ -252,8 +252,7 @@ class StructuredDataLoader(DataLoader[Any]):
         Raises:
             TypeError: If Lightning calls it for a checkpoint: see `ResumableLoader`.
         """
-        if sys._getframe(1).f_globals.get("__name__") in LIGHTNING:  # noqa: SLF001
-            raise TypeError(AHEAD_OF_TRAINING)
+        refuse_lightning()
         return self._dataset.state_dict()
 
     def load_state_dict(
@@ -410,6 +409,12 @@ def _unpacked(
                 del content
 
     return {worker: of_worker(worker) for worker in workers}
+
+
+def refuse_lightning() -> None:
+    """Raise a TypeError where Lightning has called whoever calls this, for its own checkpoint."""
+    if sys._getframe(2).f_globals.get("__name__") in LIGHTNING:  # noqa: SLF001
+        raise TypeError(AHEAD_OF_TRAINING)
 
 
 def _require_message(message: Any) -> Any:

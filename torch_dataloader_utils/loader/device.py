@@ -17,7 +17,7 @@ from torch_dataloader_utils.columns.inference import normal_mode
 from torch_dataloader_utils.columns.ragged import Ragged
 from torch_dataloader_utils.columns.tensors import map_tensors
 from torch_dataloader_utils.loader.arguments import require_count
-from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
+from torch_dataloader_utils.loader.data_loader import StructuredDataLoader, refuse_lightning
 from torch_dataloader_utils.loader.iteration import BatchIterator, CountedIterator
 from torch_dataloader_utils.loader.progress_bar import PassProgress
 from torch_dataloader_utils.reading.batching import Batch, Batches
@@ -133,7 +133,12 @@ class DeviceLoader:
         return self.loader.progress(uneven)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state. It does not count batches that were copied and not handed over."""
+        """Return the state. It does not count batches that were copied and not handed over.
+
+        Raises:
+            TypeError: If Lightning calls it for a checkpoint, as of the loader itself.
+        """
+        refuse_lightning()
         return self.loader.state_dict()
 
     def load_state_dict(

@@ -35,9 +35,24 @@ def test_a_storage_that_fails_is_waited_for_half_a_minute(tmp_path):
 
 
 def test_workers_without_a_row_group_are_counted(tmp_path):
-    text, reason = advice(tmp_path, [2_000] * 5, num_workers=4, num_ranks=2)["workers"]
-    assert "row groups of about 312 rows" in text
+    text, reason = advice(tmp_path, [20_000] * 5, num_workers=4, num_ranks=2)["workers"]
+    assert text == "write row groups of about 3,125 rows, or use fewer workers"
     assert "5 row groups for 8 processes that read (2 ranks × 4 workers): 3 of them have nothing to read" in reason
+
+
+def test_row_groups_are_not_to_be_so_small_that_they_cost_more_to_open_than_to_read(tmp_path):
+    assert advice(tmp_path, [2_000] * 5, num_workers=4, num_ranks=2)["workers"][0] == "use fewer workers"
+    buffer = {"shuffle": True, "shuffle_buffer_size": 4_000}
+    assert advice(tmp_path, [1_000] * 40, **buffer)["shuffling"][0] == "use a larger --buffer"
+
+
+def test_text_has_no_row_groups_that_could_be_written_otherwise(tmp_path):
+    path = tmp_path / "data.csv"
+    path.write_text("x\n" + "1\n" * 100_000)
+    settings = {**SETTINGS, "num_workers": 4, "shuffle": True, "shuffle_buffer_size": 10_000}
+    found = advise(summarise(plan_epoch({"path": str(path), "format": "csv", "count_rows": True, **settings})), 2**40)
+    assert {one.about: one.text for one in found}["workers"] == "use fewer workers"
+    assert not any("row groups of" in one.text for one in found)
 
 
 def test_a_worker_that_reads_much_more_than_others_is_told(tmp_path):
@@ -53,11 +68,11 @@ def test_ranks_of_different_lengths_are_told_unless_they_are_balanced(tmp_path):
 
 
 def test_a_buffer_that_holds_few_row_groups_is_told(tmp_path):
-    shuffle = {"shuffle": True, "shuffle_buffer_size": 4_000}
-    text, reason = advice(tmp_path, [1_000] * 40, **shuffle)["shuffling"]
-    assert "rows of about 4 row groups are shuffled together; row groups have 1,000 rows, the buffer 4,000" in reason
-    assert "row groups of at most 250 rows" in text
-    assert "shuffling" not in advice(tmp_path, [250] * 160, **shuffle)
+    shuffle = {"shuffle": True, "shuffle_buffer_size": 40_000}
+    text, reason = advice(tmp_path, [10_000] * 40, **shuffle)["shuffling"]
+    assert "rows of about 4 row groups are shuffled together; row groups have 10,000 rows, the buffer 40,000" in reason
+    assert "row groups of at most 2,500 rows" in text
+    assert "shuffling" not in advice(tmp_path, [2_500] * 160, **shuffle)
 
 
 def test_row_groups_larger_than_the_buffer_are_told_with_the_interleave(tmp_path):
