@@ -184,6 +184,7 @@ class RunSegment:
             batch_size=None if size is None else size // self.topology.planned_ranks,
             unit=settings["unit"],
             is_open_ended=self.state.is_open_ended,
+            packing=settings["packing"],
         )
 
     def stop_of(self, rank: int) -> int | None:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from torch_dataloader_utils.cli.failures import StandardError
 from torch_dataloader_utils.cli.output import print_report
-from torch_dataloader_utils.cli.parser import COMMANDS, command_module, make_parser
+from torch_dataloader_utils.cli.parser import command_module, parse
 from torch_dataloader_utils.cli.report import FINE, UNUSABLE
 
 
@@ -67,7 +67,7 @@ def _reported(argv: Sequence[str]) -> tuple[int, Callable[[], Any]]:
     text = io.StringIO()
     try:
         with contextlib.redirect_stdout(text):
-            arguments = make_parser([word for word in argv if word in COMMANDS]).parse_args(argv)
+            arguments = parse(argv)
     except SystemExit:  # of --help and --version; whatever is wrong is a UsageError
         return FINE, partial(sys.stdout.write, text.getvalue())
     report = command_module(arguments.command).run(arguments)

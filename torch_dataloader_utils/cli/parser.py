@@ -10,6 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import Any, NoReturn
 
+from torch_dataloader_utils.errors import nearest
+
 COMMANDS = {
     "plan": "what an epoch would look like: shards, balance, steps, memory, and advice",
     "verify": "compare a checkpoint with today's files, and count what is done, left, missing or twice",
@@ -57,6 +59,21 @@ class Formatter(argparse.HelpFormatter):
 def command_module(name: str) -> ModuleType:
     """Return the module of a command."""
     return import_module(f"{__package__}.commands.{name}")
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Return the arguments of a command line.
+
+    Raises:
+        UsageError: If it is wrong. Of an option that the command does not have, it names the one that is most like it.
+        SystemExit: If help or the version was asked for, and printed.
+    """
+    arguments, unknown = make_parser([word for word in argv if word in COMMANDS]).parse_known_args(argv)
+    if unknown:
+        option = next((word.partition("=")[0] for word in unknown if word.startswith("-")), None)
+        close = "" if option is None else nearest(option, sorted(options_of(arguments.command)))
+        raise UsageError(f"unrecognized arguments: {' '.join(unknown)}{close}", f"tdu {arguments.command}")
+    return arguments
 
 
 def options_of(command: str) -> frozenset[str]:

@@ -166,7 +166,7 @@ def any_type(dtype: pa.DataType, is_of: Callable[[pa.DataType], bool]) -> bool:
 
 
 def is_view(dtype: pa.DataType) -> bool:
-    """Whether values are views of strings or binary."""
+    """Whether values are views of strings or binary, on which pyarrow has neither `take` nor `filter`."""
     return bool(pa.types.is_string_view(dtype) or pa.types.is_binary_view(dtype))
 
 

@@ -11,8 +11,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from torch_dataloader_utils.columns.arrow import is_bytes, is_list, leaf_type
-from torch_dataloader_utils.columns.decode import decoded_type, is_bytes_view
+from torch_dataloader_utils.columns.arrow import is_bytes, is_list, is_view, leaf_type
+from torch_dataloader_utils.columns.decode import decoded_type
 from torch_dataloader_utils.columns.options import Codes, ColumnOptions, Padded
 from torch_dataloader_utils.errors import ColumnError
 
@@ -79,7 +79,7 @@ def plan_column(field: pa.Field, options: ColumnOptions) -> ColumnPlan:
     # Arrow output keeps encodings, but formats and fillings are defined on the values behind them.
     is_changed = column_format is not None or field.name in options.fills
     dtype = field.type
-    if output_format != "arrow" or is_changed or is_bytes_view(dtype):  # see there: rows could not be shuffled
+    if output_format != "arrow" or is_changed or is_view(dtype):  # see there: rows could not be shuffled
         dtype = decoded_type(dtype)
     plan = ColumnPlan(
         name=field.name,

@@ -9,19 +9,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from torch_dataloader_utils.columns.arrow import is_view
 from torch_dataloader_utils.columns.nulls import make_lists, nest_fixed
-
-
-def is_bytes_view(dtype: pa.DataType) -> bool:
-    """Whether it is a string view or binary view, on which pyarrow has neither `take` nor `filter`."""
-    return bool(pa.types.is_string_view(dtype) or pa.types.is_binary_view(dtype))
 
 
 def decoded_type(dtype: pa.DataType) -> pa.DataType:
     """Return the type of what `decode` returns."""
     if pa.types.is_dictionary(dtype) or pa.types.is_run_end_encoded(dtype):
         return decoded_type(dtype.value_type)
-    if is_bytes_view(dtype):
+    if is_view(dtype):
         return pa.string() if pa.types.is_string_view(dtype) else pa.binary()
     if pa.types.is_list_view(dtype):
         return pa.list_(dtype.value_field)
@@ -42,7 +38,7 @@ def decode(values: pa.Array) -> pa.Array:
         return decode(values.dictionary_decode())
     if pa.types.is_run_end_encoded(dtype):
         return decode(pc.run_end_decode(values))
-    if is_bytes_view(dtype):
+    if is_view(dtype):
         return values.cast(decoded_type(dtype))
     if pa.types.is_list_view(dtype) or pa.types.is_large_list_view(dtype):
         # pyarrow's own cast to lists gives invalid arrays where there are nulls.

@@ -82,8 +82,7 @@ class BatchDataset(IterableDataset[Any]):
         which it depends: each worker's stream may end with a short batch.
 
         Raises:
-            TypeError: If it is unknown before reading: with a filter, with a token budget, and for text whose rows were
-                not counted.
+            TypeError: If it is not known before the rows are read: see `StructuredDataset.num_batches`.
             ProgressUnknownError: If a loaded state does not fit the plain loader's workers.
         """
         # torch's DataLoader.__len__ calls len(dataset), and passes nothing about its workers.
@@ -139,8 +138,8 @@ class BatchDataset(IterableDataset[Any]):
             require_one_process()
         return self._epoch_state.begin_iteration()
 
-    def progress(self, uneven: Literal["drop", "pad"] | None) -> PassProgress:
-        """Return what a progress bar needs: see the loader's."""
+    def progress(self, uneven: Literal["drop", "pad"] | None = None) -> PassProgress:
+        """Return what a progress bar needs: see `StructuredDataLoader.progress`."""
         return self._epoch_state.pass_progress(uneven)
 
     def batches(
@@ -156,10 +155,10 @@ class BatchDataset(IterableDataset[Any]):
         self._stream = replace(self._stream, opened_files=opened_files, read_cache=cache)
         self._has_new_files = True
 
-    def needs_new_workers(self) -> bool:
-        """Return whether `use_files` was called since the last call."""
-        needed, self._has_new_files = self._has_new_files, False
-        return needed
+    def takes_new_files(self) -> bool:
+        """Return whether `use_files` was called since this was asked last: workers that run read as before."""
+        takes, self._has_new_files = self._has_new_files, False
+        return takes
 
     def attach_channel(self, channel: WorkerChannel) -> None:
         """Make this copy, in a worker, answer the assignments that arrive by channel."""

@@ -328,8 +328,8 @@ class StructuredDataset(ExcludingDataset):
         """The epoch's number of batches for this rank, also when it is continued from a state, without skipped steps.
 
         Raises:
-            TypeError: If it is unknown before reading: with a filter, a transform or a token budget, and for text whose
-                rows were not counted.
+            TypeError: If it is not known before the rows are read: with a filter; with a transform, a token budget or
+                packing whose rows or tokens were not counted; and for text whose rows were not counted.
         """
         return self._epoch_state.num_batches
 
@@ -414,12 +414,12 @@ class StructuredDataset(ExcludingDataset):
         return self._epoch_state.state_dict()
 
     def load_state_dict(
-        self, state: Any, *, strict: bool = True, on_changed_files: Literal["error", "continue"] = "error"
+        self, state_dict: Any, *, strict: bool = True, on_changed_files: Literal["error", "continue"] = "error"
     ) -> None:
         """Load a state: its epoch and its progress. The next iteration continues from it, once.
 
         Args:
-            state: A result of `state_dict`, of this rank; or a list of all ranks' states, in any order.
+            state_dict: A result of `state_dict`, of this rank; or a list of all ranks' states, in any order.
             strict: Whether the run must be the one that saved the state; then the same batches follow that would have
                 followed there. If False, the ranks, the workers, the virtual topology, `uneven_ranks` and `batch_size`
                 may differ: all ranks' states are merged, and the rest of the epoch is planned again. Each remaining row
@@ -436,7 +436,7 @@ class StructuredDataset(ExcludingDataset):
         """
         require_choice(on_changed_files, "on_changed_files", ON_CHANGED_FILES)
         strict = require_flag(strict, "strict")
-        self._epoch_state.load_state_dict(state, strict=strict, on_changed_files=on_changed_files)
+        self._epoch_state.load_state_dict(state_dict, strict=strict, on_changed_files=on_changed_files)
 
     def dump_manifest(self) -> bytes:
         """Return the files and their footers, for `create_dataloader` of another rank or a later run.

@@ -85,7 +85,12 @@ def load_rank_state(
     own = _file_name(current["rank"], current["num_ranks"])
     needed = [own] if strict and current["plan"]["virtual_ranks"] is None else found
     if not needed or not set(needed) <= set(found):
-        msg = f"there is no {storage.display(f'{location}/{own}')}; the directory holds {shown(found or 'no states')}"
+        name = storage.display(f"{location}/{own}")
+        if not found:
+            raise FileNotFoundError(f"there is no {name}, and no state of another rank: is this the directory?")
+        msg = f"there is no {name}; the directory holds {shown(found)}"
+        if not any(file.endswith(own[own.index("-of-") :]) for file in found):
+            msg += ", of another number of ranks: with strict=False the rest is planned again for these"
         raise FileNotFoundError(msg)
     states = [_read_state(storage, f"{location}/{name}") for name in needed]
     try:

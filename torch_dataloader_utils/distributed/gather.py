@@ -159,6 +159,8 @@ def own_state(
     try:
         saved = [(operator.index(state["rank"]), operator.index(state["num_ranks"])) for state in states]
     except (KeyError, TypeError, IndexError) as error:
+        if isinstance(states, Mapping) and {"rank", "num_ranks"} <= states.keys():
+            raise ValueError("not a list of loader states, but the state of one rank: load it as it is") from None
         raise ValueError(f"not a list of loader states: {cut(repr(error))}") from None
     ranks = require_one_of_each_rank(saved)
     if not 0 <= rank < len(saved):

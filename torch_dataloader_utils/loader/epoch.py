@@ -357,7 +357,7 @@ class EpochState:
         That one may not have been asked for a batch after its last. It may be nothing: others may have skipped steps.
         """
         iteration = self.owner.iteration
-        if iteration is None or (iteration.finished() and not iteration.leaves_restored):
+        if iteration is None or (iteration.finished() and not iteration.read_past_restored):
             return
         progress = iteration.progress
         if progress.restores and progress.restored is None and not progress._replace(restores=False).rows_left:

@@ -76,7 +76,7 @@ class Iteration:
         return self.progress.restores
 
     @property
-    def leaves_restored(self) -> bool:
+    def read_past_restored(self) -> bool:
         """Whether skipped rows are to be delivered, and all else had been read ahead when that was asked for."""
         is_late = self._has_all_parts and not self._has_restored_parts
         return is_late and self.progress.restores and self.progress.restored is None
@@ -219,6 +219,7 @@ class BatchIterator(CountedIterator):
         self._streams = streams
         self._on_error = on_error
         self._error: str | None = None
+        self._before_last = iteration.progress
         self._waiting: deque[Content] = deque()
         self._batches = 0  # that wait
         self.is_fetching = False

@@ -94,7 +94,7 @@ class Scan(ABC):
         self._counters.row_groups_read += group.count
         self._counters.bytes_read += size
         if again:
-            self._counters.row_groups_read_again += 1
+            self._counters.row_groups_read_again += group.count
             self._counters.bytes_read_again += size
 
     def require_rows(self, shard_slice: ShardSlice, rows: int) -> None:

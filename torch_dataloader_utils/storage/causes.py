@@ -31,6 +31,22 @@ MISCONFIGURED = frozenset(
 )
 """Errors of botocore, by name, that say that options are wrong or missing."""
 
+ADVICE_BY_NAME = {
+    "NoCredentialsError": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or pass storage_options={'key': ..., "
+    "'secret': ...}; {'anon': True} reads public data"
+}
+"""What to do about errors of botocore, by name."""
+
+ADVICE_BY_NUMBER = {
+    errno.EMFILE: "the process may open no more files: raise its limit (ulimit -n)",
+    errno.ENFILE: "the system may open no more files",
+    errno.ENOMEM: "there is no memory left for it",
+}
+"""What to do about errors of the system."""
+
+UNKNOWN_OPTION = re.compile(r"unexpected keyword argument '(?P<name>\w+)'")
+"""Python's message for an option that a storage's client does not have."""
+
 TRANSIENT_LOCAL = frozenset({errno.EAGAIN, errno.EBUSY, errno.EIO, errno.ESTALE, errno.ETIMEDOUT})
 """Errors of the system that pass, as in a network file system whose server starts again."""
 
@@ -53,6 +69,15 @@ def require_same_version(etag: str | None, answered: str) -> None:
     """
     if etag is not None and answered and _opaque(answered) != _opaque(etag):
         raise ChangedFileError(f"it changed since it was listed: its etag was {etag} then and is {answered} now")
+
+
+def advice(error: Exception) -> str:
+    """Return what to do about an error that says it only to who knows the storage's client; nothing about others."""
+    unknown = UNKNOWN_OPTION.search(str(error)) if isinstance(error, TypeError) else None
+    if unknown is not None:
+        return f"the storage knows no option {unknown['name']!r}: see storage_options"
+    number = error.errno if isinstance(error, OSError) else None
+    return ADVICE_BY_NAME.get(type(error).__name__) or ADVICE_BY_NUMBER.get(number or 0, "")
 
 
 def _opaque(etag: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from torch_dataloader_utils.errors import UnreadableFileError, printable
+from torch_dataloader_utils.storage.causes import advice
 
 SECRET_NAMES = re.compile(
     r"secret|token|pass|pwd|credential|auth|cookie|connection_string|sig|private|sas|(^|[_-])p?key|(^|[_-])pat$",
@@ -91,6 +92,7 @@ class _Errors(contextlib.AbstractContextManager[None]):
         try:
             text, where = printable(clean(str(error))), printable(clean(self.name()).replace("\n", "\\n"))
             message = text if where in text else f"{where}: {type(error).__name__}: {text}"
+            message += f"; {found}" if (found := advice(error)) else ""
             kept: tuple[type[Exception], ...] = (FileNotFoundError, PermissionError, *self.kept)
             cleaned = next((kind for kind in kept if isinstance(error, kind)), UnreadableFileError)(message)
             raise cleaned from None

@@ -6,7 +6,10 @@ import argparse
 
 import pytest
 
+from torch_dataloader_utils.cli import options, setting_options
 from torch_dataloader_utils.cli.options import names, not_negative, positive, storage_option, storage_options
+from torch_dataloader_utils.columns import convert
+from torch_dataloader_utils.formats import registry
 
 
 def parsed(texts):
@@ -47,3 +50,9 @@ def test_names_and_numbers_are_read_or_refused():
     ):
         with pytest.raises(argparse.ArgumentTypeError):
             read(text)
+
+
+def test_the_choices_are_those_of_python():
+    """The command line has copies of them, since it answers without importing torch."""
+    assert set(options.FORMATS) == set(registry.FORMATS)
+    assert set(setting_options.OUTPUT_FORMATS) == set(convert.OUTPUT_FORMATS)

@@ -135,8 +135,35 @@ def test_a_rank_whose_file_is_missing_is_an_error_with_what_the_directory_holds(
         fresh, _ = open_loader(data, batch_size=8, **other)
         with pytest.raises(FileNotFoundError, match=r"loader-00000-of-00002\.json"):
             load_rank_state(fresh, tmp_path / "step-1")
-    with pytest.raises(FileNotFoundError, match="nothing"):
+    with pytest.raises(FileNotFoundError, match=r"nothing.*no state of another rank: is this the directory\?"):
         load_rank_state(loader, tmp_path / "nothing")
+
+
+def test_states_of_another_number_of_ranks_name_what_loads_them(data, tmp_path):
+    loader, _ = open_loader(data, batch_size=8, num_ranks=2, rank=0)
+    save_rank_state(loader, tmp_path)
+    other, _ = open_loader(data, batch_size=8, num_ranks=3, rank=0)
+    with pytest.raises(FileNotFoundError, match="of another number of ranks: with strict=False"):
+        load_rank_state(other, tmp_path)
+    lacking, _ = open_loader(data, batch_size=8, num_ranks=2, rank=1)
+    with pytest.raises(FileNotFoundError) as error:
+        load_rank_state(lacking, tmp_path)
+    assert "strict" not in str(error.value)
+
+
+def test_a_checkpoint_that_holds_states_and_a_state_where_a_list_belongs_say_what_to_pass(data):
+    loader, dataset = open_loader(data, batch_size=8)
+    state = dataset.state_dict()
+    for checkpoint, said in (
+        ({"model": {}, "loader": state}, "a state under 'loader'"),
+        ({"all": [state]}, "under 'all'"),
+    ):
+        with pytest.raises(ValueError, match=rf"a checkpoint that holds .*{said}: pass that"):
+            loader.load_state_dict(checkpoint)
+    with pytest.raises(ValueError, match="the state of one rank: load it as it is"):
+        own_state(state)
+    dataset.load_state_dict(state_dict=state)
+    assert dataset.progress() == loader.progress()
 
 
 def test_a_state_that_cannot_be_written_is_an_error_that_names_its_file_and_leaves_nothing(data, tmp_path):

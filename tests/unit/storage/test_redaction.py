@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import traceback
 
 import pytest
+from botocore.exceptions import NoCredentialsError
 
 from torch_dataloader_utils import UnreadableFileError
 from torch_dataloader_utils.storage.redaction import Redactor
@@ -45,3 +47,23 @@ def test_a_secret_of_few_characters_is_removed_where_it_stands_alone_and_not_fro
 def test_a_listed_file_is_shown_without_its_location():
     file = StoredFile("a.parquet", "http://user:hunter2@host/a.parquet", 100, "v1", 2.5)
     assert repr(file) == "StoredFile(path='a.parquet', size=100, etag='v1', modified=2.5)"
+
+
+def client(*, anon: bool = False) -> None:
+    """Make a storage's client."""
+
+
+def test_errors_that_only_who_knows_the_client_understands_say_what_to_do():
+    redactor = Redactor({})
+    options = {"anonn": True}
+    unknown = pytest.raises(UnreadableFileError, match="the storage knows no option 'anonn': see storage_options")
+    with unknown, redactor.errors(lambda: "s3://bucket"):
+        client(**options)
+    nobody = pytest.raises(
+        UnreadableFileError, match=r"Unable to locate credentials; set AWS_ACCESS_KEY_ID.*'anon': True"
+    )
+    with nobody, redactor.errors(lambda: "s3://bucket"):
+        raise NoCredentialsError
+    full = pytest.raises(UnreadableFileError, match=r"a\.parquet: .*Too many open files; .*ulimit -n")
+    with full, redactor.errors(lambda: "a.parquet"):
+        raise OSError(errno.EMFILE, "Too many open files")

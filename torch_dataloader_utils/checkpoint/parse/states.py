@@ -7,7 +7,7 @@ parts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -45,6 +45,9 @@ MOST_EPOCHS = 2**63 - 1
 
 PUBLISHED_KEYS = {"epoch", "_num_workers", "_shuffle_seed", "completed_shards"}
 """All that a state of the other package has: torch-dataloader-utils 0.2.0, which PyPI has under this name."""
+
+OWN_KEYS = {"version", "plan", "next_worker"}
+"""Some that every state of this package has."""
 
 
 def parse_states(raw: object) -> list[SavedState]:
@@ -98,6 +101,8 @@ def parse_state(raw: object, shared: _Shared | None = None) -> SavedState:
     state = JsonValue(raw, "state")
     if state.mapping().keys() == PUBLISHED_KEYS:
         raise _saved_by_published_package(_epoch(state["epoch"]))
+    if state["version"].missing:
+        _refuse_checkpoint(state.mapping())
     version = state["version"].integer()
     if version != STATE_VERSION:
         msg = f"the state has version {version}, this release reads version {STATE_VERSION}: "
@@ -144,6 +149,17 @@ def parse_state(raw: object, shared: _Shared | None = None) -> SavedState:
     )
     _require_checksum(state, shared)  # last: an error that names a wrong value says more
     return saved
+
+
+def _refuse_checkpoint(value: Mapping[str, Any]) -> None:
+    """Raise if a dictionary is no state, but holds one, or a list of states, as checkpoints with a model do."""
+    for key, inner in value.items():
+        parts = inner if isinstance(inner, (list, tuple)) else [inner]
+        if parts and all(isinstance(part, Mapping) and part.keys() >= OWN_KEYS for part in parts):
+            what = "a state" if parts[0] is inner else "states"
+            raise ValueError(
+                f"not a state of this package, but a checkpoint that holds {what} under {key!r}: pass that"
+            )
 
 
 def _saved_by_published_package(epoch: int) -> ValueError:

@@ -21,7 +21,7 @@ from torch_dataloader_utils.cli.options import (
     workers,
 )
 from torch_dataloader_utils.cli.report import Block, Cell, Facts, Line, Report, Table, Text, count, plain, plural, size
-from torch_dataloader_utils.cli.setting_options import svg
+from torch_dataloader_utils.cli.setting_options import add_shuffle, shuffle, svg
 from torch_dataloader_utils.cli.written import require_writable
 
 if TYPE_CHECKING:
@@ -45,8 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--virtual-workers", type=ranks, metavar="N", help="workers of each virtual rank")
     parser.add_argument("--batch-size", type=positive, metavar="ROWS", help="rows in a batch of a rank (default: 1024)")
     parser.add_argument("--drop-last", action="store_true", help="leave out short batches")
-    parser.add_argument("--shuffle", action="store_true", help="shuffle the order of shards")
-    parser.add_argument("--buffer", type=positive, metavar="ROWS", help="shuffle rows, so many together, as well")
+    add_shuffle(parser)
     parser.add_argument("--interleave", type=positive, metavar="N", help="row groups that share a buffer (default: 8)")
     parser.add_argument("--split-bytes", metavar="BYTES", help="bytes of a shard, such as 64MiB (default: 128MiB)")
     parser.add_argument(
@@ -63,14 +62,12 @@ def loader_parameters(arguments: argparse.Namespace) -> dict[str, Any]:
         "batch_size": arguments.batch_size,
         "virtual_ranks": arguments.virtual_ranks,
         "virtual_workers": arguments.virtual_workers,
-        "shuffle_buffer_size": arguments.buffer,
         "shuffle_interleave": arguments.interleave,
         "split_bytes": arguments.split_bytes,
     }
     fixed = {"num_ranks": arguments.ranks, "rank": 0, "uneven_ranks": arguments.uneven}
-    flags = {"shuffle": arguments.shuffle or arguments.buffer is not None}
-    flags |= {"drop_last": arguments.drop_last, "count_rows": arguments.count_rows}
-    asked = {name: value for name, value in given.items() if value is not None}
+    flags = {"drop_last": arguments.drop_last, "count_rows": arguments.count_rows}
+    asked = {name: value for name, value in (given | shuffle(arguments)).items() if value is not None}
     return dataset_parameters(arguments) | fixed | flags | asked
 
 
