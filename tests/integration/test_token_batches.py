@@ -472,8 +472,12 @@ def test_a_column_without_lists_and_a_missing_one_are_refused(tmp_path):
             {"virtual_ranks": 2, "virtual_workers": 2},
             r"virtual_ranks=2 beside batching: .*in_step.*Packing",
         ),
+        (
+            {"column_formats": {"tokens": Padded(length=20)}, "tokens": 90, "padded": True},
+            r"padded=True\) beside Padded\(length=20\): .*give batch_size=4 in place of batching",
+        ),
     ],
-    ids=["batch_size", "global_batch_size", "packing", "drop_last", "drop", "pad", "virtual"],
+    ids=["batch_size", "global_batch_size", "packing", "drop_last", "drop", "pad", "virtual", "one length"],
 )
 def test_what_does_not_go_with_a_token_budget_is_refused(path, options, message):
     with pytest.raises(ValueError, match=message):

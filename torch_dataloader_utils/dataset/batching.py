@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from torch_dataloader_utils.columns.arrow import is_list, require_column
+from torch_dataloader_utils.columns.options import Padded
 from torch_dataloader_utils.errors import ColumnError
 from torch_dataloader_utils.planning.token_budget import UNKNOWN_BATCHES, TokenBudget
 
@@ -38,6 +39,11 @@ def parse_batching(given: Mapping[str, Any], *, is_mixture: bool) -> TokenBudget
     for name, (default, why) in REFUSED.items():
         if given[name] is not None and given[name] != default:
             raise ValueError(f"{name}={given[name]!r} beside batching: {why}")
+    formats = given["column_formats"]
+    form = formats.get(batching.column) if isinstance(formats, Mapping) else None
+    if batching.padded and isinstance(form, Padded) and form.length:
+        msg = f"TokenBudget(padded=True) beside Padded(length={form.length}): every row takes as many tokens: give "
+        raise ValueError(f"{msg}batch_size={max(1, batching.tokens // form.length)} in place of batching")
     return batching
 
 

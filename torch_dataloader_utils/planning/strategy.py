@@ -88,7 +88,8 @@ def bundled_by(strategy: SplitStrategy, manifest: Manifest, epoch: int) -> list[
                 _claim(group.split, number, homes)
         except ValueError as problem:
             raise _refused(strategy, epoch, f"shard {number} {problem}") from None
-        shards.append(groups)
+        if groups:
+            shards.append(groups)
     missing = [group.split for groups in files.values() for group in groups.all if group.split not in homes]
     if missing:
         more = f" and {len(missing) - 1} more row groups" if len(missing) > 1 else ""
@@ -118,6 +119,8 @@ def _groups_of(split: Any, files: Mapping[str, _Groups]) -> Sequence[SizedSplit]
     if split.path not in files:
         raise ValueError(f"names {split.path!r}, which is not a file of the dataset")
     bounds, stop_row = files[split.path].bounds, split.row_offset + split.row_length
+    if bounds == [split.row_offset] == [stop_row]:
+        return []  # the whole of a file without rows
     start, stop = bisect_left(bounds, split.row_offset), bisect_left(bounds, stop_row)
     if start >= stop or stop == len(bounds) or (bounds[start], bounds[stop]) != (split.row_offset, stop_row):
         near = ", ".join(map(str, bounds[max(0, start - 1) : start + 3]))

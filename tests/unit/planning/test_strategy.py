@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from support import DEFAULT_FILES, batches_of, open_loader, write_dataset
 
@@ -155,6 +156,18 @@ def test_an_elastic_resume_goes_on_with_the_strategys_shards_less_what_was_deliv
 def test_a_worker_process_reads_a_strategys_shards(data):
     loader, _ = open_loader(data, split_strategy=Backwards(), num_workers=2)
     assert sorted(row for batch in batches_of(loader) for row in batch) == list(range(ROWS))
+
+
+def test_a_file_without_rows_may_be_a_shard_which_is_left_out(data):
+    pq.write_table(pq.read_table(data / "part-000.parquet").slice(0, 0), data / "empty.parquet")
+
+    class OneShardPerFile:
+        def shards(self, manifest, epoch):  # noqa: ARG002 - the same in every epoch
+            return [Shard((Split(file.path, 0, file.rows),)) for file in manifest.files]
+
+    loader, dataset = open_loader(data, split_strategy=OneShardPerFile())
+    assert [row for batch in batches_of(loader) for row in batch] == list(range(ROWS))
+    assert "empty.parquet" in {file.path for file in dataset._opened_files.manifest.files}
 
 
 # What is refused ------------------------------------------------------------------------------------------------------
