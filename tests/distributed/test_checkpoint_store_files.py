@@ -449,6 +449,17 @@ def test_a_checkpoint_is_no_store(place):
         inside.open().latest()
 
 
+@pytest.mark.parametrize("what", ["a file", "a link that leads nowhere"])
+def test_what_is_no_directory_is_no_store_that_is_empty(tmp_path, what):
+    """A training that takes it for one begins anew."""
+    path = tmp_path / "store"
+    path.write_text("") if what == "a file" else path.symlink_to(tmp_path / "nowhere")
+    store = CheckpointStore(path)
+    for call in (store.latest, lambda: store.restore(model=layer()), lambda: store.save(1, model=layer())):
+        with pytest.raises(CheckpointStoreError, match=rf"{path} is no directory: a store is the directory above"):
+            call()
+
+
 def test_a_step_that_was_not_saved_is_an_error_that_names_those_that_were(disk):
     store = disk.open()
     store.save(4, model=layer())

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import itertools
+import mmap
 import os
 import random
 import time
@@ -350,6 +352,18 @@ def test_shared_memory_goes_with_the_workers_that_fill_it(short, persistent, end
 
 
 # SharedMemoryPool and messages by themselves ------------------------------------------------------------
+
+
+def test_a_block_that_there_is_no_memory_for_is_an_error_that_says_what_it_is(monkeypatch):
+    def refused(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    pool = SharedMemoryPool(1)
+    monkeypatch.setattr(mmap, "mmap", refused)
+    with pytest.raises(
+        OSError, match=r"no memory for the [\d,]+ bytes of a block.*use fewer workers or smaller batches"
+    ):
+        pool.memory(0, 1_000_000)
 
 
 def test_a_message_for_which_no_block_is_free_travels_inline():

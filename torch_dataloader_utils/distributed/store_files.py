@@ -302,6 +302,8 @@ class StoreFiles:
 
     def _names(self) -> list[str]:
         """Return the names of the directories that the store wrote, complete or not, in the order of the saves."""
+        if self.storage.is_local and os.path.lexists(self._root) and not Path(self._root).is_dir():
+            raise CheckpointStoreError(f"{self.url} is no directory: a store is the directory above its checkpoints")
         with self.storage.errors(self._root):
             found = [posixpath.basename(file.rstrip("/")) for file in self._list(self._root, detail=False)]
         for file in (MARKER, METADATA):

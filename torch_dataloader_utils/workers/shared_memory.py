@@ -163,7 +163,11 @@ class SharedMemoryPool:
         mapped = self._maps.get(block)
         if mapped is None or len(mapped) < size:
             length = -(-max(size, 1) // BLOCK_GROWTH) * BLOCK_GROWTH
-            mapped = self._maps[block] = mmap.mmap(self._fd, length, offset=FLAGS_BYTES + block * SPACING)
+            try:
+                mapped = self._maps[block] = mmap.mmap(self._fd, length, offset=FLAGS_BYTES + block * SPACING)
+            except OSError as error:
+                msg = f"there is no memory for the {length:,} bytes of a block, in which workers send batches "
+                raise OSError(error.errno, f"{msg}({error.strerror}): use fewer workers or smaller batches") from error
         return np.frombuffer(mapped, np.uint8, size)
 
     def hold(self, block: int, size: int) -> Bytes:
