@@ -119,6 +119,16 @@ def test_a_plain_loader_delivers_each_row_of_every_epoch_once(data, num_workers,
         assert sorted(all_rows_of(loader)) == list(range(ROWS))
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("options", [{}, {"batch_size": 3}], ids=["torch's default", "3"])
+def test_batches_of_batches_are_refused_unless_the_user_puts_them_together(data, num_workers, options):
+    _, dataset = open_loader(data, num_workers=0)
+    with pytest.raises(TypeError, match="pass batch_size=None to it"):
+        next(iter(DataLoader(dataset, num_workers=num_workers, **options)))
+    together = DataLoader(dataset, num_workers=num_workers, **options, collate_fn=list)
+    assert sorted(row for batches in together for row in all_rows_of(batches)) == list(range(ROWS))
+
+
 @pytest.mark.parametrize(
     "num_workers", [0, pytest.param(1, marks=pytest.mark.soak), 2, pytest.param(3, marks=pytest.mark.soak)]
 )

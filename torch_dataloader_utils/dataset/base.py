@@ -11,7 +11,8 @@ from functools import partial
 from multiprocessing.context import get_spawning_popen
 from typing import Any, Literal
 
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
+from torch.utils.data._utils.fetch import _IterableDatasetFetcher
 
 from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.dataset.ranks import require_one_process
@@ -66,7 +67,14 @@ class BatchDataset(IterableDataset[Any]):
         self._has_new_files = False
 
     def __iter__(self) -> Iterator[Any]:
-        """Start the epoch, or continue from a loaded state, and deliver the batches in this process."""
+        """Start the epoch, or continue from a loaded state, and deliver the batches in this process.
+
+        Raises:
+            TypeError: If torch's DataLoader asks for batches of these batches, by its default `collate_fn`.
+            RankMismatchError: As of `begin_iteration`.
+        """
+        # torch passes nothing about its loader.
+        _refuse_batches_of_batches(sys._getframe(1).f_locals.get("self"))  # noqa: SLF001
         if self._channel is not None:
             return self._answer(self._channel, self._channel.assignments.start_iteration())
         worker = get_worker_info()
@@ -222,3 +230,12 @@ class BatchDataset(IterableDataset[Any]):
             "_opened_files": stream.opened_files,
             "_epoch_state": self._epoch_state.without_footers(stream.opened_files),
         }
+
+
+def _refuse_batches_of_batches(caller: object) -> None:
+    """Raise a TypeError if torch's DataLoader, whose part this is, stacks batches by its default `collate_fn`."""
+    if not isinstance(caller, _IterableDatasetFetcher):
+        return
+    if caller.auto_collation and caller.collate_fn is default_collate:
+        msg = "the dataset makes batches of its own batch_size, and DataLoader would make batches of these: pass "
+        raise TypeError(f"{msg}batch_size=None to it, or use the loader that create_dataloader returns")
