@@ -734,6 +734,22 @@ def test_set_epoch_warns_of_a_loaded_state_that_no_iter_has_continued_if_rows_ar
     loader.set_epoch(0)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"drop_last": True}, {"uneven_ranks": "drop", "num_ranks": 2, "rank": 0}],
+    ids=["short batches", "rows that do not divide"],
+)
+def test_set_epoch_gives_up_nothing_where_only_rows_are_left_that_are_dropped(path: Path, options: dict[str, Any]):
+    loader, _ = open_loader(path, batch_size=BATCH, shuffle=True, **options)
+    batches = list(loader)
+    state = loader.state_dict()
+    assert len(batches) == len(loader)
+    loader, _ = open_loader(path, batch_size=BATCH, shuffle=True, **options)
+    loader.load_state_dict(state)
+    loader.set_epoch(1)  # a warning would be an error
+    assert len(list(loader)) == len(batches)
+
+
 @workers_started_once
 def test_set_epoch_clears_a_loaded_state_that_an_iter_has_used(path: Path, workers: Workers):
     loader = open_shuffled(path, workers)

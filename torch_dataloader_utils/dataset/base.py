@@ -36,11 +36,10 @@ from torch_dataloader_utils.workers.producer import Stream
 class BatchDataset(IterableDataset[Any]):
     """Batches of one rank, delivered in this process or packed in a worker.
 
-    The seed is that of the random numbers that `collate_fn` draws. Copies have no process group. Where ranks are
-    assumed, this is the only rank because nothing told how many there are.
+    The seed is that of the random numbers that `collate_fn` draws. Copies have no process group.
 
     Attributes:
-        ranks_are_assumed: Whether they are.
+        ranks_are_assumed: Whether this is the only rank because nothing said how many there are.
     """
 
     def __init__(
@@ -133,7 +132,13 @@ class BatchDataset(IterableDataset[Any]):
         return self._epoch_state.will_restore
 
     def prepare_iteration(self) -> None:
-        """End the newest iteration. From now on the state is that at which the next one begins."""
+        """End the newest iteration. From now on the state is that at which the next one begins.
+
+        Raises:
+            RankMismatchError: If ranks are assumed, and there are several processes.
+        """
+        if self.ranks_are_assumed:
+            require_one_process()  # before workers are started
         self._epoch_state.prepare_iteration()
 
     def begin_iteration(self) -> Iteration:
@@ -215,9 +220,13 @@ class BatchDataset(IterableDataset[Any]):
     def __getstate__(self) -> dict[str, Any]:
         """Give a copy progress of its own, and within `without_footers` no footers.
 
+        A worker that is not forked does not know of the process group: so ranks that are assumed are looked into here.
+
         A user's copy continues where this dataset stands. One in a plain loader's worker begins what the next iteration
         of this dataset would.
         """
+        if self.ranks_are_assumed and get_spawning_popen() is not None:
+            require_one_process()
         if not self._leaves_footers_out:
             is_users = get_spawning_popen() is None
             epoch_state = self._epoch_state.for_user() if is_users else copy.copy(self._epoch_state)

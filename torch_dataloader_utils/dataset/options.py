@@ -344,8 +344,8 @@ def _parse_ranks(given: Mapping[str, Any]) -> Ranks:
     """Return the ranks: those of the mesh, else as specified, else of the process group or of the environment."""
     num_ranks, rank, mesh = given["num_ranks"], given["rank"], given["mesh"]
     if mesh is None:
-        told = arguments.resolve_rank(num_ranks, rank, world())
-        return Ranks(*(told or (1, 0)), process_group=None, are_assumed=told is None)
+        found = arguments.resolve_rank(num_ranks, rank, world())
+        return Ranks(*(found or (1, 0)), process_group=None, are_assumed=found is None)
     if num_ranks is not None or rank is not None:
         msg = f"num_ranks={num_ranks!r} and rank={rank!r} beside a mesh, which has both: give the mesh alone"
         raise ValueError(msg)

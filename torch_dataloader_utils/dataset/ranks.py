@@ -79,14 +79,18 @@ def world() -> tuple[int, int] | None:
 
 
 def require_one_process() -> None:
-    """Raise where this process is one of several by now, each of which has assumed that it is the only one.
+    """Raise if this process is one of several by now, and has assumed that it is the only one.
 
     Raises:
         RankMismatchError: If the default process group has several processes.
     """
     processes, _ = world() or (1, 0)
     if processes > 1:
-        msg = "this dataset was opened before there was a process group, and without RANK and WORLD_SIZE: as that of "
-        msg += f"the only rank. Now there are {processes} processes, each of which would read all rows: open it after "
-        msg += "init_process_group, or pass num_ranks and rank, which are 1 and 0 where each is to read all rows"
-        raise RankMismatchError(msg)
+        raise RankMismatchError(assumed_alone(processes))
+
+
+def assumed_alone(processes: int) -> str:
+    """Return what is wrong with a dataset of a process that has assumed that it is the only one of several."""
+    msg = "the dataset was opened as that of the only rank, before there was a process group, and without RANK and "
+    msg += f"WORLD_SIZE. Now there are {processes} processes, and it would read all rows: open it after "
+    return msg + "init_process_group, or pass num_ranks and rank, which are 1 and 0 where each is to read all rows"

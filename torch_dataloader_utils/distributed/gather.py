@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import torch.distributed as dist
 
-from torch_dataloader_utils.dataset.ranks import require_one_process
+from torch_dataloader_utils.dataset.ranks import assumed_alone
 from torch_dataloader_utils.distributed.groups import Group, Sum, all_gather, group_of, size_of
 from torch_dataloader_utils.errors import CheckpointMismatchError, RankMismatchError, cut, shown
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
@@ -278,10 +278,8 @@ def require_same_plan(dataset: Planned | StructuredDataLoader | DeviceLoader, gr
     if not dist.is_initialized():
         return
     planned = _planned(dataset)
-    is_assumed = getattr(planned, "ranks_are_assumed", False)
-    gathered = all_gather((planned.plan_digest, planned.rank, is_assumed), group_of(dataset, group))
-    if len(gathered) > 1 and any(is_assumed for *_, is_assumed in gathered):
-        require_one_process()
+    gathered = all_gather((planned.plan_digest, planned.rank, _assumes_ranks(dataset)), group_of(dataset, group))
+    _require_no_assumption([assumes for *_, assumes in gathered])
     require_equal_digests([digest for digest, *_ in gathered])
     require_all_ranks([rank for _, rank, _ in gathered], planned.num_ranks)
 
@@ -294,17 +292,31 @@ def require_one_plan(source: Stateful, group: Group) -> dict[str, Any]:
     """Return this rank's state, or raise as `require_same_plan` does; the message also says in what states differ."""
     states: list[dict[str, Any]] = []
 
-    def planned() -> tuple[str | None, int, int]:
+    def planned() -> tuple[str | None, int, bool]:
         states.append(state_of(source))
-        return states[0]["plan_digest"], states[0]["rank"], states[0]["num_ranks"]
+        return states[0]["plan_digest"], states[0]["rank"], _assumes_ranks(source)
 
     gathered = _gather_results(planned, group)
+    _require_no_assumption([assumes for *_, assumes in gathered])
     [state] = states
     digests = [digest for digest, *_ in gathered]
     if len(set(digests)) > 1:  # then all ranks are here
         require_equal_digests(digests, all_gather(state, group))
     require_all_ranks([rank for _, rank, _ in gathered], state["num_ranks"])
     return state
+
+
+def _assumes_ranks(source: Any) -> bool:
+    """Whether a loader or dataset was opened as that of the only rank because nothing said how many there are."""
+    dataset = source if hasattr(source, "ranks_are_assumed") else getattr(source, "dataset", None)
+    return bool(getattr(dataset, "ranks_are_assumed", False))
+
+
+def _require_no_assumption(assumptions: Sequence[bool]) -> None:
+    """Raise on every rank if a process, given what each assumes, took itself for the only one of several."""
+    if len(assumptions) > 1 and any(assumptions):
+        processes = [process for process, assumes in enumerate(assumptions) if assumes]
+        raise RankMismatchError(f"processes {shown(processes)}: {assumed_alone(len(assumptions))}")
 
 
 def require_all_ranks(ranks: Sequence[int], num_ranks: int) -> None:

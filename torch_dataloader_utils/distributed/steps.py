@@ -52,14 +52,15 @@ def in_step(
             deliver a rank and none delivers another, or `uneven` differs.
     """
     require_choice(uneven, "uneven", ("drop", "pad"))
+    if dist.is_initialized():
+        group = group_of(loader, group)
+        require_one_plan(loader, group)  # before a rank by itself finds that it cannot iterate: others would wait
     batches = iter(loader)
     if not isinstance(batches, CountedIterator):
         raise TypeError(f"loader is {type(loader).__name__}, expected the loader that create_dataloader returns")
     if not dist.is_initialized():
         yield from batches
         return
-    group = group_of(loader, group)
-    require_one_plan(loader, group)
     _require_one_choice(uneven, group)
     wanted = size_of(group) if uneven == "drop" else 1
     steps = 0

@@ -269,10 +269,9 @@ class EpochState:
         if epoch == self.epoch and self.owner.is_untouched and not has_new_weights:
             return
         self._plans.planner.require_epoch(epoch, self.topology)
-        if self._loaded is not None and epoch != self.epoch and self.owner.is_untouched:
-            progress = self.progress
-            if epoch < self.epoch or progress.rows_left:
-                warn_of_unused_state(self.epoch, progress.batches_delivered, epoch)
+        gives_up = self._loaded is not None and epoch != self.epoch and self.owner.is_untouched
+        if gives_up and (epoch < self.epoch or self._has_batches_left()):
+            warn_of_unused_state(self.epoch, self.progress.batches_delivered, epoch)
         self._plans = self._plans_of(epoch)
         if epoch != self.epoch:
             self._skips = SkipRequests()  # steps are counted in an epoch
@@ -280,6 +279,11 @@ class EpochState:
         self.segments.forget(epoch)
         self._loaded = self._loaded_before = None
         self._check_epoch()
+
+    def _has_batches_left(self) -> bool:
+        """Whether the next iteration delivers a batch, as far as that is known before rows are read."""
+        counts = self.pass_progress()
+        return bool(self.progress.rows_left) if counts["total"] is None else counts["initial"] < counts["total"]
 
     def exclude(self, rows: ExcludedRows) -> None:
         """Exclude rows from the next iteration on."""

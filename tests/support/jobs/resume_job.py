@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from jobs.groups import leave_group
+from torch.utils.data import DataLoader
 
 from torch_dataloader_utils import RankMismatchError, StructuredDataLoader, StructuredDataset, UnevenRanksWarning
 from torch_dataloader_utils.distributed import (
@@ -151,6 +152,22 @@ def opened_early(data: str) -> StructuredDataLoader:
     return loader
 
 
+def early_refusals(early: StructuredDataLoader, data: str) -> dict[str, list[str | None]]:
+    """Return what is said of such a loader in all processes, and where the first one alone has it."""
+    spawned = {"batch_size": None, "num_workers": 1, "multiprocessing_context": "spawn"}
+    own = early if dist.get_rank() == 0 else make_loader(data)[0]
+    return {
+        "all": [
+            message_of(lambda: iter(early)),
+            message_of(lambda: iter(early.dataset)),
+            message_of(lambda: iter(DataLoader(early.dataset, **spawned))),
+            message_of(lambda: next(in_step(early))),
+            message_of(lambda: require_same_plan(early)),
+        ],
+        "one": [message_of(lambda: next(in_step(own))), message_of(lambda: require_same_plan(own))],
+    }
+
+
 def main() -> None:
     """Run every case and write what this rank delivered."""
     arguments = json.loads(sys.argv[1])
@@ -168,7 +185,7 @@ def main() -> None:
     report: dict[str, Any] = {"delivered": delivered}
     if arguments["stop"]:
         report["refusals"] = refusals(arguments["data"])
-        report["early"] = [message_of(lambda: iter(early)), message_of(lambda: require_same_plan(early))]
+        report["early"] = early_refusals(early, arguments["data"])
         report["without values"] = steps_without_values(arguments["data"])
     (directory / f"run-{arguments['run']}-rank-{rank}.json").write_text(json.dumps(report))
     leave_group()
