@@ -26,7 +26,6 @@ from torch_dataloader_utils.dataset.packing import UNKNOWN_SEQUENCES, packing_te
 from torch_dataloader_utils.dataset.ranks import Ranks, world
 from torch_dataloader_utils.dataset.transforms import parse_transform, with_transform
 from torch_dataloader_utils.formats.base import Format
-from torch_dataloader_utils.formats.cpus import default_num_workers
 from torch_dataloader_utils.formats.opened_files import Opened, OpenedFiles, files_of
 from torch_dataloader_utils.formats.registry import FORMATS, choose_format, require_known_rows
 from torch_dataloader_utils.formats.row_packing import FACTS, RowGroupPacking
@@ -43,6 +42,7 @@ from torch_dataloader_utils.planning.token_budget import TokenBudget
 from torch_dataloader_utils.planning.topology import Topology, arrange
 from torch_dataloader_utils.reading.row_groups.selection import MARKS_COLUMN
 from torch_dataloader_utils.reading.scan import ReadOptions
+from torch_dataloader_utils.workers.cpus import default_num_workers
 
 Condition: TypeAlias = tuple[str, str, Any]
 """A column, an operator and a value, as in ``("x", ">", 3)``."""

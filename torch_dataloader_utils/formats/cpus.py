@@ -1,4 +1,4 @@
-"""The CPUs of a rank: how many threads decode, and how many worker processes are started by default."""
+"""The CPUs of a rank, and how many threads decode."""
 
 from __future__ import annotations
 
@@ -7,14 +7,8 @@ import os
 import pyarrow as pa
 from torch.utils.data import get_worker_info
 
-
-def default_num_workers(num_ranks: int) -> int:
-    """Return the default number of workers: the CPUs that this process may use, less one for the training itself.
-
-    The plan depends on the number of workers, and all ranks have to make the same plan. Their machines may have
-    different numbers of CPUs. So with several ranks the default is 1.
-    """
-    return 1 if num_ranks > 1 else max(1, usable_cpus() - 1)
+MOST_DECODERS = 8
+"""Row groups that are decoded at once, if the machine has the processors: a row group of few columns keeps few busy."""
 
 
 def usable_cpus() -> int:
@@ -28,11 +22,12 @@ def decoding_threads() -> int:
     """Return how many threads decode in this process: as many as Arrow has, which workers set to their share.
 
     Arrow has a single one where OMP_NUM_THREADS is 1. torchrun sets it so for each of several ranks on a machine, and
-    many scripts do, for other libraries. In the training process that would leave the rank's other CPUs idle.
+    many scripts do, for other libraries. In the training process that would leave the rank's other CPUs idle: there as
+    many decode as it has CPUs, up to `MOST_DECODERS`.
     """
     is_for_others = os.environ.get("OMP_NUM_THREADS") == "1" and pa.cpu_count() == 1
     if is_for_others and get_worker_info() is None:
-        return max(1, usable_cpus())
+        return max(1, min(MOST_DECODERS, usable_cpus()))
     return int(pa.cpu_count())
 
 

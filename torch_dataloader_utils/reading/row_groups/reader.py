@@ -21,7 +21,7 @@ import pyarrow as pa
 from torch_dataloader_utils.columns.arrow import sliced, stacked
 from torch_dataloader_utils.columns.arrow_memory import release_unused
 from torch_dataloader_utils.errors import UnreadableFileError
-from torch_dataloader_utils.formats.cpus import decoding_threads
+from torch_dataloader_utils.formats.cpus import MOST_DECODERS, decoding_threads
 from torch_dataloader_utils.formats.opened_files import OpenedFiles
 from torch_dataloader_utils.formats.read_cache import ReadCache
 from torch_dataloader_utils.planning.excluded import NOTHING_EXCLUDED, EpochExclusions
@@ -40,9 +40,6 @@ from torch_dataloader_utils.storage.request_size import RequestSize
 
 ROW_NUMBERS_COLUMN = "\ufdd0row numbers"
 """The name of the column of row numbers where the rows that a filter keeps are looked up."""
-
-MOST_DECODERS = 8
-"""Row groups that are decoded at once, if the machine has the processors: a row group of few columns keeps few busy."""
 
 
 class RowGroupReader:
