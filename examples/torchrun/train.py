@@ -64,7 +64,7 @@ class Training:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05)
         self.loader, self.dataset = make_loader(data, batch_size)
         self.data, self.checkpoint = data, checkpoint
-        self.taken = torch.zeros(1)  # 1 once this rank was told that its machine is taken away
+        self.taken = torch.zeros(1)  # 1 once this rank has got SIGTERM
         signal.signal(signal.SIGTERM, lambda _number, _frame: self.taken.fill_(1))
         self.starts = 0
         self.new_rows: list[Tensor] = []  # of this rank, since the newest checkpoint

@@ -451,7 +451,7 @@ def test_a_checkpoint_is_no_store(place):
 
 @pytest.mark.parametrize("what", ["a file", "a link that leads nowhere"])
 def test_what_is_no_directory_is_no_store_that_is_empty(tmp_path, what):
-    """A training that takes it for one begins anew."""
+    """A training that takes it for one begins again from nothing."""
     path = tmp_path / "store"
     path.write_text("") if what == "a file" else path.symlink_to(tmp_path / "nowhere")
     store = CheckpointStore(path)

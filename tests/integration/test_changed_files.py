@@ -160,7 +160,7 @@ def test_a_mapped_file_that_is_cut_short_while_it_is_read_ends_the_process(chang
 
 
 OTHERS = {
-    "a pipe": (os.mkfifo, "this is no regular file any more"),
+    "a pipe": (getattr(os, "mkfifo", None), "this is no regular file any more"),
     "a directory": (os.mkdir, "this is no regular file any more"),
     "an empty file": (lambda path: path.touch(), "changed since it was listed: .* then, 0 bytes now"),
 }
@@ -175,6 +175,8 @@ def test_what_takes_a_files_place_before_it_is_read_is_an_error_at_once(tmp_path
     loader, _ = open_loader(path, num_workers=0, row_id_column=None, memory_map=memory_map)
     path.unlink()
     make, expected = OTHERS[other]
+    if make is None:
+        pytest.skip("the system has no pipes with names")
     make(path)
     with pytest.raises(UnreadableFileError, match=rf"part\.parquet.*{expected}"):
         next(iter(loader))

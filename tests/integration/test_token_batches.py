@@ -474,10 +474,14 @@ def test_a_column_without_lists_and_a_missing_one_are_refused(tmp_path):
         ),
         (
             {"column_formats": {"tokens": Padded(length=20)}, "tokens": 90, "padded": True},
-            r"padded=True\) beside Padded\(length=20\): .*give batch_size=4 in place of batching",
+            r"padded=True\) and Padded\(length=20\): .*give batch_size=4 in place of batching",
+        ),
+        (
+            {"column_formats": {"tokens": Padded(length=20)}, "tokens": 19, "padded": True},
+            "and Padded.*none fits into the budget",
         ),
     ],
-    ids=["batch_size", "global_batch_size", "packing", "drop_last", "drop", "pad", "virtual", "one length"],
+    ids=["batch_size", "global_batch_size", "packing", "drop_last", "drop", "pad", "virtual", "one length", "too long"],
 )
 def test_what_does_not_go_with_a_token_budget_is_refused(path, options, message):
     with pytest.raises(ValueError, match=message):

@@ -76,7 +76,7 @@ class FilesSummary:
 
     @property
     def has_row_groups(self) -> bool:
-        """Whether whoever writes the files decides on row groups; those of text are ranges of lines."""
+        """Whether the files have row groups of their own; those of text are ranges of lines."""
         return self.format in ("parquet", "orc")
 
     @property

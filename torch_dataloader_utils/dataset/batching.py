@@ -42,8 +42,9 @@ def parse_batching(given: Mapping[str, Any], *, is_mixture: bool) -> TokenBudget
     formats = given["column_formats"]
     form = formats.get(batching.column) if isinstance(formats, Mapping) else None
     if batching.padded and isinstance(form, Padded) and form.length:
-        msg = f"TokenBudget(padded=True) beside Padded(length={form.length}): every row takes as many tokens: give "
-        raise ValueError(f"{msg}batch_size={max(1, batching.tokens // form.length)} in place of batching")
+        rows = batching.tokens // form.length
+        advice = f"give batch_size={rows} in place of batching" if rows else "none fits into the budget"
+        raise ValueError(f"TokenBudget(padded=True) and Padded(length={form.length}): all rows take as much: {advice}")
     return batching
 
 

@@ -414,7 +414,7 @@ def _unpacked(
 
 
 def refuse_lightning() -> None:
-    """Raise a TypeError where Lightning has called whoever calls this, for its own checkpoint."""
+    """Raise a TypeError if Lightning has called the caller of this function, for its own checkpoint."""
     if sys._getframe(2).f_globals.get("__name__") in LIGHTNING:  # noqa: SLF001
         raise TypeError(AHEAD_OF_TRAINING)
 

@@ -6,7 +6,7 @@ import errno
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from http import HTTPStatus
 from typing import Any
 
@@ -71,11 +71,14 @@ def require_same_version(etag: str | None, answered: str) -> None:
         raise ChangedFileError(f"it changed since it was listed: its etag was {etag} then and is {answered} now")
 
 
-def advice(error: Exception) -> str:
-    """Return what to do about an error that says it only to who knows the storage's client; nothing about others."""
+def advice(error: Exception, option_names: Collection[str]) -> str:
+    """Return what to do about an error that says it only to who knows the storage's client; nothing about others.
+
+    `option_names` are those of the storage's options.
+    """
     unknown = UNKNOWN_OPTION.search(str(error)) if isinstance(error, TypeError) else None
-    if unknown is not None:
-        return f"the storage knows no option {unknown['name']!r}: see storage_options"
+    if unknown is not None and unknown["name"] in option_names:
+        return f"the storage knows no option {unknown['name']!r}"
     number = error.errno if isinstance(error, OSError) else None
     return ADVICE_BY_NAME.get(type(error).__name__) or ADVICE_BY_NUMBER.get(number or 0, "")
 

@@ -46,9 +46,14 @@ _URL = re.compile(r"(?P<protocol>[a-zA-Z][a-zA-Z0-9+.-]*)://(?P<host>[^\s'\"<>/]
 
 
 class Redactor:
-    """Removes secrets from messages and errors: those of fsspec's storage options and of the URLs that are read."""
+    """Removes secrets from messages and errors: those of fsspec's storage options and of the URLs that are read.
+
+    Attributes:
+        option_names: The names of the options, at any depth.
+    """
 
     def __init__(self, options: Mapping[str, Any], urls: Iterable[str] = ()) -> None:
+        self.option_names = frozenset(_option_names(options))
         found = {*_option_secrets(options), *(secret for url in urls for secret in _url_secrets(url))}
         forms = {form for secret in found for form in _forms(secret)}
         self._secrets = sorted(forms - {""}, key=len, reverse=True)
@@ -92,7 +97,7 @@ class _Errors(contextlib.AbstractContextManager[None]):
         try:
             text, where = printable(clean(str(error))), printable(clean(self.name()).replace("\n", "\\n"))
             message = text if where in text else f"{where}: {type(error).__name__}: {text}"
-            message += f"; {found}" if (found := advice(error)) else ""
+            message += f"; {found}" if (found := advice(error, self.redactor.option_names)) else ""
             kept: tuple[type[Exception], ...] = (FileNotFoundError, PermissionError, *self.kept)
             cleaned = next((kind for kind in kept if isinstance(error, kind)), UnreadableFileError)(message)
             raise cleaned from None
@@ -138,6 +143,17 @@ def _forms(secret: str) -> Iterator[str]:
         yield from (text, quote(text, safe=""), quote(text))
     if ":" in plain:
         yield base64.b64encode(plain.encode()).decode()
+
+
+def _option_names(value: Any) -> Iterator[str]:
+    """Yield the names of options, at any depth."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield str(key)
+            yield from _option_names(inner)
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from _option_names(inner)
 
 
 def _option_secrets(value: Any, name: str = "") -> Iterator[str]:

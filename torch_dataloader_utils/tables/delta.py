@@ -266,10 +266,11 @@ def _explained(url: str, version: int | None, options: dict[str, str] | None) ->
             raise OSError(msg) from None
         raise FileNotFoundError(f"there is no table {url}: no log of a Delta table was found") from None
     except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # of Rust, in deltalake
+        if not _is_of_deltalake(error):
             raise
         cause = " ".join(ANSI.sub("", str(error).partition(BACKTRACE)[0]).split())
-        if version is not None and (latest := _latest_version(url, options)) is not None and latest < version:
+        latest = _latest_version(url, options) if version is not None and "version" in cause else None
+        if version is not None and latest is not None and latest < version:
             cause = f"its latest version is {latest}"
         msg = f"{'' if version is None else f'version {version} of '}the table {url} cannot be read: {cause}"
         raise OSError(msg) from None
@@ -277,9 +278,17 @@ def _explained(url: str, version: int | None, options: dict[str, str] | None) ->
 
 def _latest_version(url: str, options: dict[str, str] | None) -> int | None:
     """Return a table's latest version; None if it cannot be read."""
-    with contextlib.suppress(Exception):
+    try:
         return int(DeltaTable(url, storage_options=options).version())
-    return None
+    except BaseException as error:
+        if not _is_of_deltalake(error):
+            raise
+        return None
+
+
+def _is_of_deltalake(error: BaseException) -> bool:
+    """Whether deltalake may have raised an error: any exception, or what a panic of Rust becomes, which is none."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def _has_log(url: str, options: dict[str, str] | None) -> bool:

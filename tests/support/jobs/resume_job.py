@@ -145,7 +145,7 @@ def entry_refusal(data: str) -> str | None:
 
 
 def opened_early(data: str) -> StructuredDataLoader:
-    """Return a loader that was opened where nothing told how many ranks there are."""
+    """Return a loader that was opened where nothing said how many ranks there are."""
     hidden = {name: os.environ.pop(name) for name in ("RANK", "WORLD_SIZE")}
     loader, _ = make_loader(data)
     os.environ |= hidden

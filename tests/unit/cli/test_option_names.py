@@ -21,9 +21,10 @@ ALL = frozenset(OPTIONS.values())
             "--virtual-ranks 3 and no --virtual-workers: give both",
         ),
         ("the run log has them (run_log=...)", "the run log has them (--run-log)"),
+        ("or storage_options={'key': ..., 'secret': ...}; x", "or --storage-option; x"),
         ("buffer: shuffle_buffer_size=5, split_bytes=10", "buffer: --buffer 5, --split-bytes 10"),
     ],
-    ids=["text", "true", "in quotes", "none", "any", "numbers"],
+    ids=["text", "true", "in quotes", "none", "any", "a dictionary", "numbers"],
 )
 def test_a_message_names_options_in_place_of_parameters(text, expected):
     assert in_options(text, ALL) == expected
@@ -35,8 +36,8 @@ def test_a_command_names_no_option_that_it_does_not_have():
 
 @pytest.mark.parametrize(
     "path",
-    ["/data/format=csv/a.parquet", "format=csv/a.parquet", "a/shuffle=1.parquet"],
-    ids=["within", "first", "a file"],
+    ["/data/format=csv/a.parquet", "format=csv/a.parquet", "a/shuffle=1.parquet", r"C:\format=csv\a", "'format=1'"],
+    ids=["within", "first", "a file", "of Windows", "in quotes"],
 )
 def test_directories_of_partitions_stay_as_they_are(path):
     assert in_options(f"cannot read {path}", ALL) == f"cannot read {path}"

@@ -54,10 +54,13 @@ def client(*, anon: bool = False) -> None:
 
 
 def test_errors_that_only_who_knows_the_client_understands_say_what_to_do():
-    redactor = Redactor({})
     options = {"anonn": True}
-    unknown = pytest.raises(UnreadableFileError, match="the storage knows no option 'anonn': see storage_options")
+    redactor = Redactor({"s3": [options]})
+    unknown = pytest.raises(UnreadableFileError, match=r"the storage knows no option 'anonn'$")
     with unknown, redactor.errors(lambda: "s3://bucket"):
+        client(**options)
+    ours = pytest.raises(UnreadableFileError, match=r"unexpected keyword argument 'anonn'$")
+    with ours, Redactor({}).errors(lambda: "s3://bucket"):
         client(**options)
     nobody = pytest.raises(
         UnreadableFileError, match=r"Unable to locate credentials; set AWS_ACCESS_KEY_ID.*'anon': True"

@@ -57,9 +57,9 @@ def run(arguments: argparse.Namespace) -> Report:
     options = storage_options(arguments)
     found = audit(arguments.checkpoint, arguments.path, options, key=arguments.key, storage_timeout=TIMEOUT_SEC)
     missing = sorted(set(range(found.num_ranks)).difference(rank.rank for rank in found.ranks))
-    value = plain(found) | {"is_fine": found.is_fine, "missing_ranks": missing}
-    code = FINE if found.is_fine and not missing else MISMATCH
-    return Report(value, _blocks(found, arguments.path, missing), code)
+    is_fine = found.is_fine and not missing
+    value = plain(found) | {"is_fine": is_fine, "missing_ranks": missing}
+    return Report(value, _blocks(found, arguments.path, missing), FINE if is_fine else MISMATCH)
 
 
 def _blocks(found: Audit, path: str | None, missing: Sequence[int]) -> list[Block]:
