@@ -89,7 +89,7 @@ def test_a_job_whose_rank_is_killed_restarts_and_the_same_batches_follow(tmp_pat
 def test_ranks_of_which_one_is_told_to_end_save_after_the_same_step_and_go_on_there(tmp_path, leaves_nothing_behind):
     stops = {1: {"step": 25, "rank": 1, "how": "terminate"}}
     with running_ranks("torchrun_job.py", 2, arguments(tmp_path, stops), tmp_path) as job:
-        assert job.wait(240) == 1, job.output()
+        assert job.wait(240) != 0, job.output()  # 1, or that of a rank which was ended because another had left
     assert [state["batches_delivered"] for state in trained(tmp_path)["loaders"]] == [25, 25]
     assert [(tmp_path / f"steps-1-{rank}").read_text() for rank in range(2)] == ["25", "25"]
     run_ranks("torchrun_job.py", 2, arguments(tmp_path, stops), tmp_path)

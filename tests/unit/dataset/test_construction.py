@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import math
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from hypothesis import strategies as st
 from support import DEFAULT_FILES, batches_of, examples, open_loader, rows_of, write_dataset
 
 from torch_dataloader_utils import ColumnError, StructuredDataset, UnevenRanksWarning, UnreadableFileError
+from torch_dataloader_utils.formats import cpus as rank_cpus
 from torch_dataloader_utils.loader.arguments import parse_bytes
 
 ROWS = sum(rows for rows, _ in DEFAULT_FILES)
@@ -624,6 +626,7 @@ def test_the_default_number_of_workers_is_the_ranks_share_of_the_cpus_less_one(
     data, monkeypatch, cpus, local_world_size, expected
 ):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cpus)), raising=False)
+    monkeypatch.setattr(rank_cpus, "cpu_quota", lambda: math.inf)
     if local_world_size:
         monkeypatch.setenv("LOCAL_WORLD_SIZE", local_world_size)
     loader, dataset = open_loader(data, num_workers=None)

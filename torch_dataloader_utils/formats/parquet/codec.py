@@ -22,7 +22,7 @@ from torch_dataloader_utils.columns.arrow_memory import memory_pool
 from torch_dataloader_utils.errors import ColumnError, UnreadableFileError
 from torch_dataloader_utils.formats.base import Codec, FilesToRead, Layout, Measures, RowGroups
 from torch_dataloader_utils.formats.concurrency import FOOTER_THREADS, OPEN_FILES
-from torch_dataloader_utils.formats.cpus import decoding_threads
+from torch_dataloader_utils.formats.cpus import uses_arrows_threads
 from torch_dataloader_utils.formats.parquet.dictionaries import ReadDictionaries, StoredDictionaries
 from torch_dataloader_utils.formats.parquet.footer import (
     AS_PARQUET_FILE,
@@ -152,14 +152,14 @@ class _ParquetRowGroups(RowGroups):
     def read(self, number: int) -> pa.Table:
         if self.times is not None:
             self.times.require_nanoseconds(range(number, number + 1))
-        table = self.reader.read_row_group(number, column_indices=self.leaves, use_threads=_uses_arrows_threads())
+        table = self.reader.read_row_group(number, column_indices=self.leaves, use_threads=uses_arrows_threads())
         return table if self.dictionaries.are_whole(table, [number]) else self._looked_up([number])
 
     def read_joined(self, numbers: Sequence[int]) -> pa.Table:
         if self.times is not None:
             self.times.require_nanoseconds(numbers)
         table = self.reader.read_row_groups(
-            list(numbers), column_indices=self.leaves, use_threads=_uses_arrows_threads()
+            list(numbers), column_indices=self.leaves, use_threads=uses_arrows_threads()
         )
         return table if self.dictionaries.are_whole(table, numbers) else self._looked_up(numbers)
 
@@ -183,7 +183,7 @@ class _ParquetRowGroups(RowGroups):
         self, reader: ParquetReader, number: int, rows: int, *, use_threads: bool
     ) -> Iterator[pa.RecordBatch]:
         batches: Iterator[pa.RecordBatch] = reader.iter_batches(
-            rows, [number], column_indices=self.leaves, use_threads=use_threads and _uses_arrows_threads()
+            rows, [number], column_indices=self.leaves, use_threads=use_threads and uses_arrows_threads()
         )
         return batches
 
@@ -214,11 +214,6 @@ class _ParquetRowGroups(RowGroups):
         self.reader.close()
         if self.times is not None:
             self.times.reader.close()
-
-
-def _uses_arrows_threads() -> bool:
-    """Whether Arrow decodes in its own threads: if more of ours decode than it has, they would wait for those."""
-    return bool(pa.cpu_count() >= decoding_threads())
 
 
 @dataclass(frozen=True, slots=True)
