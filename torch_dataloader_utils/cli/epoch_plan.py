@@ -329,6 +329,7 @@ def save_manifest(planned: PlannedEpoch, path: str, storage_options: Mapping[str
     """
     opened = planned.opened
     known = KnownFooters(opened.footers, opened.metadata_file)
-    content = dump_manifest(opened.manifest.root, tuple(opened.files.values()), known, opened.storage)
+    files = tuple(opened.files.values())
+    content = dump_manifest(opened.manifest.root, files, known, opened.storage, format_name=opened.format.name)
     write_file(path, content, storage_options)
     return len(content)

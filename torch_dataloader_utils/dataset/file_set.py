@@ -97,7 +97,7 @@ class PathSet(FileSet):
             if self.manifest is None:
                 listing, known = list_files(storage, locations, self.format.suffixes, hint), None
             else:
-                listing, known = load_manifest(self.manifest, storage, locations)
+                listing, known = load_manifest(self.manifest, storage, locations, self.format.name)
                 require_readable(storage.fs, (file.location for file in listing.files), storage.display)
             paths = {file.path: file.path for file in listing.files}
             if is_hive(self.partitioning):

@@ -50,10 +50,11 @@ def dump_manifest(
     known: KnownFooters,
     storage: Storage,
     *,
+    format_name: str,
     kept: KeptRows | None = None,
     tokens: TokenCounts | None = None,
 ) -> bytes:
-    """Return files and their footers as an Arrow IPC stream, compressed, after a digest of it.
+    """Return files of a format and their footers as an Arrow IPC stream, compressed, after a digest of it.
 
     `kept` are the rows that a filter keeps, or a transform makes, and `tokens` those of documents, if counted.
 
@@ -67,7 +68,7 @@ def dump_manifest(
             raise ValueError(msg)
     columns = {name: [getattr(file, name) for file in files] for name in SCHEMA.names[:-1]}
     columns["footer"] = [None if known.metadata_file else known.footers[file.path] for file in files]
-    about = {KEY: json.dumps({"version": VERSION, "root": root}).encode()}
+    about = {KEY: json.dumps({"version": VERSION, "root": root, "format": format_name}).encode()}
     if known.metadata_file:
         about[METADATA_FILE_KEY] = known.metadata_file
     if kept is not None:
@@ -107,21 +108,33 @@ def _seal_of(stream: bytes | memoryview) -> bytes:
     return MAGIC + hashlib.blake2b(stream, digest_size=DIGEST_SIZE).digest()
 
 
-def load_manifest(content: bytes, storage: Storage, locations: Sequence[str]) -> tuple[Listing, KnownFooters]:
+def load_manifest(
+    content: bytes, storage: Storage, locations: Sequence[str], format_name: str
+) -> tuple[Listing, KnownFooters]:
     """Return the files and footers that a result of `dump_manifest` holds. The storage is not accessed.
 
     `locations` are the paths of the dataset, as the storage calls them.
 
     Raises:
-        ValueError: If it is not a manifest, is damaged, or belongs to other paths.
+        ValueError: If it is not a manifest, is damaged, or belongs to other paths or to files of another format.
     """
     listing, known = parse_manifest(content)
+    held = _format_of(content)
+    if held is not None and held != format_name:
+        raise ValueError(f"the manifest is of files with the format {held!r}: pass format={held!r}")
     given = list(map(posixpath.normpath, locations)) if storage.is_local else locations  # as listings do
     for file in listing.files:
         if not any(_is_at(file.location, location) for location in given):
             shown = cut(" and ".join(map(storage.display, locations)))
             raise ValueError(f"the manifest holds {cut(storage.display(file.location))}, which is not at {shown}")
     return listing, known
+
+
+def _format_of(content: bytes) -> str | None:
+    """Return the format of a manifest's files; None for one that was made before manifests had it."""
+    with pa.ipc.open_stream(pa.py_buffer(_unsealed(content)[1])) as stream:
+        held: str | None = json.loads(stream.schema.metadata[KEY]).get("format")
+    return held
 
 
 def parse_kept_rows(content: bytes) -> KeptRows | None:
@@ -203,7 +216,7 @@ def parse_manifest(content: bytes) -> tuple[Listing, KnownFooters]:
 
 def _is_valid(about: dict[str, Any], table: pa.Table) -> bool:
     """Whether the values are such that `dump_manifest` can have written them."""
-    if not isinstance(about["root"], str):
+    if not isinstance(about["root"], str) or not isinstance(about.get("format", ""), str):
         return False
     if table.schema.remove_metadata() != SCHEMA or not table.num_rows:
         return False

@@ -333,4 +333,11 @@ def manifest_of(source: str, opened: Mapping[str, OpenedFiles]) -> bytes:
         raise ValueError(f"there is no source {source!r}: there are {', '.join(map(repr, opened))}")
     files = opened[source]
     known = KnownFooters(files.footers, files.metadata_file)
-    return dump_manifest(files.manifest.root, tuple(files.files.values()), known, files.storage, kept=kept_rows(files))
+    return dump_manifest(
+        files.manifest.root,
+        tuple(files.files.values()),
+        known,
+        files.storage,
+        format_name=files.format.name,
+        kept=kept_rows(files),
+    )

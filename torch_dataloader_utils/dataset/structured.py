@@ -460,6 +460,7 @@ class StructuredDataset(ExcludingDataset):
             tuple(opened_files.files.values()),
             known,
             opened_files.storage,
+            format_name=opened_files.format.name,
             tokens=opened_files.tokens,
         )
 

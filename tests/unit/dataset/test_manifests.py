@@ -71,8 +71,16 @@ def test_a_manifest_of_another_directory_is_refused_however_alike_their_names(tm
 
 def test_a_manifest_holds_no_urls_with_a_user_in_them():
     file = StoredFile("a.parquet", "http://user:hunter2@host/a.parquet", 100, None, None)
+    storage, _ = Storage.for_urls([file.location])
     with pytest.raises(ValueError, match="user name"):
-        dump_manifest("http://host", [file], KnownFooters({"a.parquet": b""}), Storage.for_urls([file.location])[0])
+        dump_manifest("http://host", [file], KnownFooters({"a.parquet": b""}), storage, format_name="parquet")
+
+
+@pytest.mark.parametrize("opened_as", ["orc", "csv", "jsonl"])
+def test_a_manifest_of_another_format_is_refused_by_name(path, opened_as):
+    manifest = open_loader(path)[1].dump_manifest()
+    with pytest.raises(ValueError, match=r"files with the format 'parquet': pass format='parquet'"):
+        open_loader(path, manifest=manifest, format=opened_as, row_id_column=None)
 
 
 def test_a_manifest_holds_no_paths_with_a_secret_in_them():

@@ -143,7 +143,12 @@ def test_a_manifest_keeps_the_counts_for_the_same_filter(tmp_path, monkeypatch):
     [files] = opened({"web": Source(path, count_rows=True, **kept)}).values()
     known = KnownFooters(files.footers, files.metadata_file)
     manifest = dump_manifest(
-        files.manifest.root, tuple(files.files.values()), known, files.storage, kept=kept_rows(files)
+        files.manifest.root,
+        tuple(files.files.values()),
+        known,
+        files.storage,
+        format_name="parquet",
+        kept=kept_rows(files),
     )
     counted = [group.rows for group in files.manifest.files[0].row_groups]
 
