@@ -14,10 +14,9 @@ from torch_dataloader_utils.cli.memory_bound import memory_bound
 from torch_dataloader_utils.cli.options import TIMEOUT_SEC
 from torch_dataloader_utils.cli.written import write_file
 from torch_dataloader_utils.dataset.discovery import check_columns
-from torch_dataloader_utils.dataset.manifest_file import dump_manifest
+from torch_dataloader_utils.dataset.manifest_file import dump_opened
 from torch_dataloader_utils.dataset.options import LoaderOptions
 from torch_dataloader_utils.dataset.structured import StructuredDataset
-from torch_dataloader_utils.formats.base import KnownFooters
 from torch_dataloader_utils.formats.opened_files import OpenedFiles, files_of
 from torch_dataloader_utils.formats.read_cache import FooterStore
 from torch_dataloader_utils.planning.plan import Plan, ShardSlice
@@ -327,9 +326,6 @@ def save_manifest(planned: PlannedEpoch, path: str, storage_options: Mapping[str
     Raises:
         ValueError: If a file's URL has a query or a user name, which may be secret.
     """
-    opened = planned.opened
-    known = KnownFooters(opened.footers, opened.metadata_file)
-    files = tuple(opened.files.values())
-    content = dump_manifest(opened.manifest.root, files, known, opened.storage, format_name=opened.format.name)
+    content = dump_opened(planned.opened)
     write_file(path, content, storage_options)
     return len(content)

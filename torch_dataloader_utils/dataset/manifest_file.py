@@ -18,6 +18,7 @@ import pyarrow as pa
 from torch_dataloader_utils.dataset.kept_rows import KeptRows
 from torch_dataloader_utils.errors import cut
 from torch_dataloader_utils.formats.base import KnownFooters
+from torch_dataloader_utils.formats.opened_files import OpenedFiles
 from torch_dataloader_utils.planning.token_counts import Lengths, TokenCounts
 from torch_dataloader_utils.storage.filesystem import Storage
 from torch_dataloader_utils.storage.listing import GLOB, Listing
@@ -42,6 +43,23 @@ SCHEMA = pa.schema(
         "footer": pa.large_binary(),
     }
 )
+
+
+def dump_opened(opened: OpenedFiles, *, kept: KeptRows | None = None, tokens: TokenCounts | None = None) -> bytes:
+    """Return the manifest of opened files, as `dump_manifest` does.
+
+    Raises:
+        ValueError: As `dump_manifest`.
+    """
+    return dump_manifest(
+        opened.manifest.root,
+        tuple(opened.files.values()),
+        KnownFooters(opened.footers, opened.metadata_file),
+        opened.storage,
+        format_name=opened.format.name,
+        kept=kept,
+        tokens=tokens,
+    )
 
 
 def dump_manifest(

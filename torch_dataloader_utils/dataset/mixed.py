@@ -11,12 +11,11 @@ import numpy as np
 from torch_dataloader_utils.dataset.discovery import Request
 from torch_dataloader_utils.dataset.file_set import FileSet
 from torch_dataloader_utils.dataset.kept_rows import kept_rows
-from torch_dataloader_utils.dataset.manifest_file import dump_manifest
+from torch_dataloader_utils.dataset.manifest_file import dump_opened
 from torch_dataloader_utils.dataset.sources import SourceDescription, open_sources, require_rows, require_sources
 from torch_dataloader_utils.dataset.structured import StructuredDataset
 from torch_dataloader_utils.dataset.weights import ExactSchedule, Weights, WeightSchedule, exact_shares, parse_weights
 from torch_dataloader_utils.errors import LedgerUnknownError
-from torch_dataloader_utils.formats.base import KnownFooters
 from torch_dataloader_utils.formats.opened_files import Opened, OpenedFiles, OpenedSources
 from torch_dataloader_utils.formats.text.footer import Cutting
 from torch_dataloader_utils.loader.arguments import optional_count, parse_bytes
@@ -332,12 +331,4 @@ def manifest_of(source: str, opened: Mapping[str, OpenedFiles]) -> bytes:
     if source not in opened:
         raise ValueError(f"there is no source {source!r}: there are {', '.join(map(repr, opened))}")
     files = opened[source]
-    known = KnownFooters(files.footers, files.metadata_file)
-    return dump_manifest(
-        files.manifest.root,
-        tuple(files.files.values()),
-        known,
-        files.storage,
-        format_name=files.format.name,
-        kept=kept_rows(files),
-    )
+    return dump_opened(files, kept=kept_rows(files))

@@ -18,12 +18,11 @@ from torch_dataloader_utils.columns.options import ColumnFormat, Packing
 from torch_dataloader_utils.dataset.discovery import check_columns
 from torch_dataloader_utils.dataset.excluding import ExcludingDataset
 from torch_dataloader_utils.dataset.file_set import FileSet
-from torch_dataloader_utils.dataset.manifest_file import dump_manifest
+from torch_dataloader_utils.dataset.manifest_file import dump_opened
 from torch_dataloader_utils.dataset.options import Filters, LoaderOptions
 from torch_dataloader_utils.dataset.partitions import Partitioning
 from torch_dataloader_utils.dataset.ranks import Mesh
 from torch_dataloader_utils.errors import ProgressUnknownError
-from torch_dataloader_utils.formats.base import KnownFooters
 from torch_dataloader_utils.formats.opened_files import files_of
 from torch_dataloader_utils.formats.registry import FormatName
 from torch_dataloader_utils.formats.row_transform import Transform
@@ -454,15 +453,7 @@ class StructuredDataset(ExcludingDataset):
         if opened_files.pin:
             pinned = ", ".join(f"{name}={value}" for name, value in opened_files.pin.items())
             raise ValueError(f"a manifest cannot describe a table: open the table with {pinned} instead")
-        known = KnownFooters(opened_files.footers, opened_files.metadata_file)
-        return dump_manifest(
-            opened_files.manifest.root,
-            tuple(opened_files.files.values()),
-            known,
-            opened_files.storage,
-            format_name=opened_files.format.name,
-            tokens=opened_files.tokens,
-        )
+        return dump_opened(opened_files, tokens=opened_files.tokens)
 
     def get_metrics(self) -> dict[str, Any]:
         """Return what the newest iteration in this process has done, where time went, and what the bottleneck is.
